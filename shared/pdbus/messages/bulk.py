@@ -1,0 +1,47 @@
+"""The bulk protocol: credit, and the headers that travel inside frames. The frame's layout is bus/bulk.py's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdbus.errors import WireError
+from pdbus.messages.common import Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """Receiver to sender, on the sender's credit subject."""
+
+    stream: str
+    received: int
+    """Frames taken in order so far; the sender may be at most the window beyond it."""
+    resend: bool = False
+    """A gap was seen, or nothing came for a while: send again from frame `received` on."""
+    error: WireError | None = None
+    """The receiver gave the stream up; nothing more is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHead:
+    """One block in answer to BlocksRequest; `index` counts in its digests."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvHead:
+    """KV of `tokens` prompt tokens from `start` on, in one layer, as whole pages in the pool's own bytes."""
+
+    attempt: int
+    root: Digest
+    layer: int
+    start: int
+    """First token; a multiple of the page size."""
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheHead:
+    """One cache value; `index` counts in the request's keys."""
+
+    index: int

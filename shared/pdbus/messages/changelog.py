@@ -1,0 +1,74 @@
+"""The change log of a model: the one order of its events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pdbus.messages.common import Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Makes `root` exist. Its own sequence is its place in the log."""
+
+    tx: str
+    """The transaction; also the message id, so that an append retried after an unknown outcome counts once."""
+    root: Digest
+    parent: Digest | None
+    author: str
+    message: str
+    layers: tuple[tuple[str, Digest], ...]
+    """Layers whose digests differ from the parent's."""
+    precision: str = "fp32"
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    tx: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Moves a name to a root; None removes the name. Rollback is a Ref that names an old root."""
+
+    name: str
+    root: Digest | None
+    author: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A param-server joins or leaves for good. A restart is neither."""
+
+    server: str
+    action: Literal["join", "leave"]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The state after all entries before it, so that a late joiner need not replay them."""
+
+    refs: tuple[tuple[str, Digest], ...]
+    roots: tuple[Digest, ...]
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """Exactly one of these is set."""
+
+    commit: Commit | None = None
+    abort: Abort | None = None
+    ref: Ref | None = None
+    member: Member | None = None
+    checkpoint: Checkpoint | None = None
+
+    @property
+    def message_id(self) -> str | None:
+        """JetStream's de-duplication id, where a repeated append must count once."""
+        if self.commit:
+            return f"commit-{self.commit.tx}"
+        return f"abort-{self.abort.tx}" if self.abort else None

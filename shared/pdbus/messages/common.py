@@ -1,0 +1,71 @@
+"""Parts that several messages share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Digest: TypeAlias = bytes
+"""SHA-256, 32 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """A reply that only says that it was done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. Neutral values switch a step off; temperature 0 is greedy."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    """0: off."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, added to its logit), sorted by id."""
+    logprobs: int | None = None
+    """None: none wanted; else the chosen token's log-probability and this many best ones (0 to 20)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What the router hands to a worker: one choice of one request, on one root, in one attempt."""
+
+    request_id: str
+    choice: int
+    attempt: int
+    """Router-minted number of this try, from 1: the generation in every lease, frame and subject of it."""
+    router: str
+    """Id of the router process; tokens go to its subject."""
+    model: str
+    root: Digest
+    tenant: str
+    salt: bytes
+    """The tenant's part of every prefix key."""
+    prompt: tuple[int, ...]
+    delivered: tuple[int, ...]
+    """Token ids that the client has already been given: a forced prefix of the answer."""
+    sampling: Sampling
+    seed: int
+    max_tokens: int
+    """Length limit of the whole answer, `delivered` included."""
+    stop_ids: tuple[int, ...]
+    deadline_ns: int
+    """Wall-clock nanoseconds."""
+    prompt_logprobs: int | None = None
+    """As Sampling.logprobs, for the prompt's tokens; such a request bypasses the prefix cache."""
+
+    @property
+    def session(self) -> str:
+        """Names this choice of the request across attempts; safe as a subject token."""
+        return f"{self.request_id}-{self.choice}"
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """What prefill has to read: the prompt and what was already delivered."""
+        return self.prompt + self.delivered

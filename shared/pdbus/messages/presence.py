@@ -1,0 +1,49 @@
+"""Presence: each process's card, published every 0.5 s from its work loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pdbus.messages.common import Digest
+
+State = Literal["starting", "ready", "draining"]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a process holds right now. All of it returns to its idle level when the work is done."""
+
+    running: int = 0
+    waiting: int = 0
+    pages_total: int = 0
+    pages_used: int = 0
+    """Pages owned by sequences or leases; cached ones that nobody uses count as free."""
+    leases: int = 0
+    streams: int = 0
+    """Bulk streams open, both directions."""
+    bytes_used: int = 0
+    bytes_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    service: str
+    id: str
+    incarnation: str
+    seq: int
+    state: State
+    model: str
+    roots: tuple[Digest, ...] = ()
+    """Roots that this process can serve at once."""
+    load: Load = Load()
+    bulk: str = ""
+    """Bulk address."""
+    compute_class: str = ""
+    page_format: str = ""
+    url: str = ""
+    """HTTP address, of routers."""
+    detail: str = ""
+    """For people: what it is doing while it starts, or why it isn't ready."""
+    progress: int = 0
+    """Counts the work loop's turns: a process whose loop hangs publishes nothing, or the same number."""

@@ -1,0 +1,68 @@
+"""What prefill and decode workers both receive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pdbus.messages.common import Digest
+from pdbus.messages.router import TokenItem
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    worker: str
+    incarnation: str
+    waiting: int
+    """Requests ahead of this one in the worker's queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Free everything held for this attempt. Published to all; each of `holders` answers, also when it holds nothing,
+    with a TokenItem of finish "cancelled" (index -1, no ids) to the router, so that the router can stop repeating it."""
+
+    request_id: str
+    attempt: int
+    """Attempts up to this one are meant."""
+    router: str
+    holders: tuple[str, ...]
+    """Worker ids that may hold something."""
+    choice: int | None = None
+    """None: all choices."""
+    reason: Literal["finished", "client_gone", "deadline", "superseded", "peer_failed"] = "client_gone"
+    """`finished`: the answer reached the client; the worker may forget the frames kept for a resend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """Frames are missing, or nothing came for a while."""
+
+    request_id: str
+    choice: int
+    attempt: int
+    from_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResendReply:
+    state: Literal["running", "finished", "unknown"]
+    """unknown: this worker holds nothing of that attempt; the router must start another."""
+    items: tuple[TokenItem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Invalidated:
+    """The invalidator's log: what is being deleted, or may be filled again."""
+
+    model: str
+    action: Literal["delete", "restore", "delete_name"]
+    """delete: entries made from `root`, and no more fills of it; restore: a rollback made it live again;
+    delete_name: the named entry `name`, below `generation`."""
+    root: Digest = b""
+    name: str = ""
+    generation: int = 0
+    second: bool = False
+    """The second delete, after the longest deadline: no fill begun before the first can still be running."""
+    cause: int = 0
+    """Change-log sequence of the entry that made it so."""

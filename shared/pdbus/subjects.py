@@ -1,0 +1,183 @@
+"""Every subject of the bus, each bound once to its message types and its kind.
+
+    Rpc       one reply                          StreamRpc  a stream of replies to the caller's inbox
+    Event     fan-out, may be lost               Log        JetStream: durable, ordered, replayable
+    Work      JetStream work queue               Bulk       credit-controlled frames
+
+Call a subject with its tokens to address it: `PREFILL_RUN(worker="p-0")`. Tokens are percent-encoded, so that a name can
+never add a level or a wildcard.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+from urllib.parse import unquote
+
+from pdbus.messages import (
+    bulk,
+    cache,
+    changelog,
+    decode,
+    invalidator,
+    param_server,
+    prefill,
+    presence,
+    router,
+    workers,
+)
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+ANY = "*"
+"""As a token: every value (for subscriptions)."""
+
+
+def encode_token(name: str) -> str:
+    """Percent-encodes all but `[A-Za-z0-9_-]`. Raises ValueError for an empty name."""
+    if not name:
+        raise ValueError("a subject token can't be empty")
+    return re.sub(r"[^A-Za-z0-9_-]", lambda m: "".join(f"%{byte:02X}" for byte in m[0].encode()), name)
+
+
+def decode_token(token: str) -> str:
+    return unquote(token)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A template such as `pd.v1.prefill.{worker}.run`."""
+
+    template: str
+
+    def name(self, **tokens: str) -> str:
+        """The concrete subject. ANY stays a wildcard; a missing or unknown token is a programming error (TypeError)."""
+        wanted = {key for _, key, _, _ in string.Formatter().parse(self.template) if key}
+        if wanted != tokens.keys():
+            raise TypeError(f"{self.template} takes the tokens {sorted(wanted)}, not {sorted(tokens)}")
+        return self.template.format_map({k: v if v == ANY else encode_token(v) for k, v in tokens.items()})
+
+    def tokens(self, name: str) -> dict[str, str] | None:
+        """The tokens of a concrete subject, or None where it is not one of these."""
+        parts, template = name.split("."), self.template.split(".")
+        if len(parts) != len(template):
+            return None
+        found: dict[str, str] = {}
+        for part, slot in zip(parts, template, strict=True):
+            if slot.startswith("{"):
+                found[slot[1:-1]] = decode_token(part)
+            elif part != slot:
+                return None
+        return found
+
+
+@dataclass(frozen=True)
+class To(Generic[Q, R]):
+    """A subject with its tokens filled in."""
+
+    subject: Rpc[Q, R] | StreamRpc[Q, R]
+    name: str
+
+
+@dataclass(frozen=True)
+class ToEvent(Generic[Q]):
+    subject: Event[Q] | Log[Q] | Work[Q]
+    name: str
+
+
+@dataclass(frozen=True)
+class Rpc(Subject, Generic[Q, R]):
+    request: type[Q]
+    reply: type[R]
+    queue: str | None = None
+
+    def __call__(self, **tokens: str) -> To[Q, R]:
+        return To(self, self.name(**tokens))
+
+
+@dataclass(frozen=True)
+class StreamRpc(Subject, Generic[Q, R]):
+    request: type[Q]
+    reply: type[R]
+    queue: str | None = None
+
+    def __call__(self, **tokens: str) -> To[Q, R]:
+        return To(self, self.name(**tokens))
+
+
+@dataclass(frozen=True)
+class Event(Subject, Generic[Q]):
+    message: type[Q]
+
+    def __call__(self, **tokens: str) -> ToEvent[Q]:
+        return ToEvent(self, self.name(**tokens))
+
+
+@dataclass(frozen=True)
+class Log(Subject, Generic[Q]):
+    message: type[Q]
+    stream: str
+
+    def __call__(self, **tokens: str) -> ToEvent[Q]:
+        return ToEvent(self, self.name(**tokens))
+
+
+@dataclass(frozen=True)
+class Work(Subject, Generic[Q]):
+    message: type[Q]
+    stream: str
+    durable: str
+
+    def __call__(self, **tokens: str) -> ToEvent[Q]:
+        return ToEvent(self, self.name(**tokens))
+
+
+@dataclass(frozen=True)
+class Bulk(Subject):
+    """Frames carry their own headers (bus/bulk.py)."""
+
+
+INFER = StreamRpc("pd.v1.infer.{model}", router.InferRequest, router.InferReply, queue="router")
+TOKENS = Event("pd.v1.tokens.{router}", router.TokenFrame)
+CANCEL = Event("pd.v1.cancel", workers.Cancel)
+
+PREFILL_RUN = Rpc("pd.v1.prefill.{worker}.run", prefill.PrefillRun, workers.Accepted)
+PREFILL_RESEND = Rpc("pd.v1.prefill.{worker}.resend", workers.Resend, workers.ResendReply)
+DECODE_RESERVE = Rpc("pd.v1.decode.{worker}.reserve", decode.Reserve, decode.Lease)
+DECODE_RUN = Rpc("pd.v1.decode.{worker}.run", decode.DecodeRun, workers.Accepted)
+DECODE_RESEND = Rpc("pd.v1.decode.{worker}.resend", workers.Resend, workers.ResendReply)
+
+WEIGHT_BLOCKS = Rpc(
+    "pd.v1.weights.{model}.{shard}.blocks",
+    param_server.BlocksRequest,
+    param_server.BlocksReply,
+    queue="owners",
+)
+"""To whichever owner of a virtual shard (0 to 63) holds all of it."""
+WEIGHT_BLOCKS_OF = Rpc("pd.v1.weights.{model}.at.{server}.blocks", param_server.BlocksRequest, param_server.BlocksReply)
+"""To one named replica, while it is not in the shard's group or the group answered `not_found`."""
+
+CACHE_GET = Rpc("pd.v1.cache.{node}.get", cache.CacheGet, cache.CacheGetReply)
+CACHE_PUT = Rpc("pd.v1.cache.{node}.put", cache.CachePut, cache.CachePutReply)
+CACHE_DELETE = Rpc("pd.v1.cache.{node}.delete", cache.CacheDelete, cache.CacheDeleteReply)
+CACHE_SCAN = Rpc("pd.v1.cache.{node}.scan", cache.CacheScan, cache.CacheScanReply)
+
+PRESENCE = Event("pd.v1.presence.{service}.{id}", presence.Card)
+CHANGELOG = Log("pd.v1.changelog.{model}", changelog.LogEntry, stream="PD_CHANGELOG")
+INVALIDATED = Log("pd.v1.invalidated", workers.Invalidated, stream="PD_INVALIDATED")
+DELETES = Work("pd.v1.deletes.{model}", invalidator.DueDelete, stream="PD_DELETES", durable="invalidator")
+
+KV = Bulk("pd.v1.kv.{worker}.{session}.{attempt}")
+"""Prefill to decode; the lease names it."""
+TRANSFER = Bulk("pd.v1.bulk.{address}.{stream}")
+"""Everything else that is bulk, to the bulk address of its receiver."""
+CREDIT = Event("pd.v1.credit.{address}", bulk.Credit)
+"""To the bulk address of a sender."""
+
+
+def all_subjects() -> dict[str, Subject]:
+    """Every subject of this module by its name here."""
+    return {name: value for name, value in globals().items() if isinstance(value, Subject)}
