@@ -106,7 +106,7 @@ class WireError:
 
     @classmethod
     def of(cls, error: BaseException) -> WireError:
-        """The wire form of any exception; foreign ones are told as internal, without their text (it may hold secrets)."""
+        """The wire form of any exception; a foreign one is told as internal, without its text (it may hold secrets)."""
         if isinstance(error, PdbusError):
             return cls(error.code, error.message, error.param, error.retry_after_s)
         if isinstance(error, TimeoutError):

@@ -4,8 +4,8 @@
     Event     fan-out, may be lost               Log        JetStream: durable, ordered, replayable
     Work      JetStream work queue               Bulk       credit-controlled frames
 
-Call a subject with its tokens to address it: `PREFILL_RUN(worker="p-0")`. Tokens are percent-encoded, so that a name can
-never add a level or a wildcard.
+Call a subject with its tokens to address it: `PREFILL_RUN(worker="p-0")`. Tokens are percent-encoded, so that a name
+can never add a level or a wildcard.
 """
 
 from __future__ import annotations

@@ -18,8 +18,9 @@ class DecodeRun:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """A prefill worker asks for pages before it streams. Refused: `overloaded` (no pages), `stale_attempt`, `root_gone`,
-    `conflict` (the two don't speak the same page format)."""
+    """A prefill worker asks for pages before it streams.
+
+    Refused: `overloaded` (no pages), `stale_attempt`, `root_gone`, `conflict` (the two differ in page format)."""
 
     request_id: str
     choice: int

@@ -19,8 +19,10 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Free everything held for this attempt. Published to all; each of `holders` answers, also when it holds nothing,
-    with a TokenItem of finish "cancelled" (index -1, no ids) to the router, so that the router can stop repeating it."""
+    """Free everything held for this attempt.
+
+    Published to all. Each of `holders` answers, also when it holds nothing, with a TokenItem of finish "cancelled" (index
+    -1, no ids) to the router, so that the router can stop repeating it. With reason "finished" nobody answers."""
 
     request_id: str
     attempt: int
