@@ -21,8 +21,8 @@ class Accepted:
 class Cancel:
     """Free everything held for this attempt.
 
-    Published to all. Each of `holders` answers, also when it holds nothing, with a TokenItem of finish "cancelled" (index
-    -1, no ids) to the router, so that the router can stop repeating it. With reason "finished" nobody answers."""
+    Published to all. Each of `holders` answers, also when it holds nothing, with a TokenItem of finish "cancelled"
+    (index -1, no ids) to the router, so that the router can stop repeating it. Reason "finished" is not answered."""
 
     request_id: str
     attempt: int
