@@ -15,7 +15,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pdbus.context import new_id
 from pdbus.errors import InvalidRequest
@@ -37,9 +37,14 @@ class Settings:
     id: str = field(default_factory=lambda: f"{_token(platform.node())}-{new_id()[:8]}")
     """This process's name on the bus. The launcher numbers them; in a container it is made from the host name."""
     log_level: str = "INFO"
+    log_format: Literal["text", "json"] = "text"
     otlp_endpoint: str | None = field(default=None, metadata={"env": "OTEL_EXPORTER_OTLP_ENDPOINT"})
+    metrics_exporter: Literal["otlp", "none"] = field(default="otlp", metadata={"env": "OTEL_METRICS_EXPORTER"})
+    """Whether metrics go to the OTLP endpoint too; "none" for a collector that takes only traces, as Jaeger does."""
     drain_s: float = 10.0
     """How long running work may take to finish after SIGTERM."""
+    lifeline_fd: int | None = None
+    """The end of a pipe that the launcher gave this process: when it breaks, the process ends (runtime/lifeline.py)."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", self.id):
@@ -66,6 +71,10 @@ def _parse(name: str, text: str, hint: Any) -> Any:
         hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
     if typing.get_origin(hint) is tuple:
         return tuple(part.strip() for part in text.split(",") if part.strip())
+    if typing.get_origin(hint) is Literal:
+        if text not in typing.get_args(hint):
+            raise SettingsError(f"{name} must be one of {', '.join(typing.get_args(hint))}, not {text!r}")
+        return text
     if hint is bool:
         if text.lower() in {"1", "true", "yes", "on"}:
             return True

@@ -1,0 +1,187 @@
+"""One process from start to end: settings, logs, telemetry, the bus, the service, its presence, and the way out.
+
+The way out, and why in this order:
+
+    1. stop intake          nothing new may begin that would have to be finished
+    2. drain, bounded       running work is finished or handed over while every connection still stands
+    3. close the service    its engine and tasks end; nothing can use the bus any more
+    4. flush telemetry      the spans of the last requests leave before anything that may take long
+    5. drain the connection last replies and acknowledgements reach the server
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+from pdbus.bus.bus import connect
+from pdbus.bus.presence import Presence
+from pdbus.context import Deadline
+from pdbus.errors import PdbusError
+from pdbus.messages.presence import Card, State
+from pdbus.runtime import logs
+from pdbus.runtime.lifeline import lifeline
+from pdbus.runtime.service import S, Service
+from pdbus.settings import SettingsError, load
+from pdbus.telemetry import Telemetry, telemetry
+
+log = logging.getLogger(__name__)
+
+_CONNECT_S = 120.0
+_CLOSE_S = 10.0
+
+
+def run(service_class: type[Service[S]], settings_class: type[S]) -> int:
+    """Runs one service until it is told to stop. Returns the exit code: 0 stopped, 1 failed, 2 wrong settings."""
+    try:
+        settings = load(settings_class)
+        logs.configure(service_class.name, settings.id, settings.log_level, settings.log_format)
+    except (SettingsError, ValueError) as error:
+        sys.stderr.write(f"pdbus {service_class.name}: {error}\n")
+        return 2
+    with telemetry(settings, service_class.name) as exporting, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_main(service_class, settings, exporting))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    import uvloop
+
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+class _Stop:
+    """A request to stop: it interrupts a start, ends the serving, and when repeated cuts the drain short."""
+
+    def __init__(self) -> None:
+        self.requested = asyncio.Event()
+        self.hurry = asyncio.Event()
+        self.starting = True
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+
+    def request(self, reason: str) -> None:
+        log.info("stopping: %s", reason)
+        if self.requested.is_set():
+            self.hurry.set()
+        elif self.starting and self._task is not None:
+            self._task.cancel()
+        self.requested.set()
+
+    def launcher_lost(self) -> None:
+        """From the lifeline's thread. No drain: the launcher's NATS server goes as well."""
+
+        def lost() -> None:
+            self.hurry.set()
+            self.request("the launcher is gone")
+
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(lost)
+
+
+async def _main(service_class: type[Service[S]], settings: S, exporting: Telemetry) -> int:
+    stop = _Stop()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.request, number.name)
+    with lifeline(settings.lifeline_fd, stop.launcher_lost):
+        try:
+            log.info("connecting to NATS at %s", settings.nats_url)
+            name = f"{service_class.name} {settings.id}"
+            async with connect(settings.nats_url, name=name, wait_s=_CONNECT_S) as bus, exporting.event_loop_lag():
+                return await _live(service_class(settings, bus), exporting, stop)
+        except asyncio.CancelledError:
+            if not stop.requested.is_set():
+                raise
+            log.info("stopped while starting")
+            return 0
+        except PdbusError as error:
+            log.error("%s", error.message)
+            return 1
+        except Exception:
+            log.exception("failed")
+            return 1
+
+
+async def _live(service: Service[S], exporting: Telemetry, stop: _Stop) -> int:
+    bus, state = service.bus, _State(service)
+    try:
+        async with Presence(bus, state.card) as presence, exporting.load(service.load), service:
+            stop.starting = False
+            await bus.register_micro(service.name, service.settings.id, {"model": service.settings.model})
+            state.name = "ready"
+            await presence.announce()
+            log.info("ready")
+            await _first(stop.requested, service.failed)
+            state.name = "draining"
+            await presence.announce()
+            await _wind_down(service, stop)
+            log.info("closing")
+    finally:
+        await exporting.flush()
+    return 1 if service.failure else 0
+
+
+class _State:
+    """Makes the process's cards."""
+
+    def __init__(self, service: Service[S]) -> None:
+        self.name: State = "starting"
+        self._service = service
+
+    def card(self, seq: int) -> Card:
+        service, bus = self._service, self._service.bus
+        card = service.card(
+            Card(
+                service=service.name,
+                id=service.settings.id,
+                incarnation=bus.incarnation,
+                seq=seq,
+                state=self.name,
+                model=service.settings.model,
+                load=service.load(),
+                bulk=bus.bulk.address,
+            )
+        )
+        return replace(card, state="draining") if self.name == "draining" else card
+
+
+async def _wind_down(service: Service[S], stop: _Stop) -> None:
+    """Steps 1 and 2. Never raises an error: closing has to follow in any case."""
+    try:
+        await service.stop_intake()
+        if service.failure is not None:
+            log.error("the service failed", exc_info=service.failure)
+            return
+        deadline = Deadline.after(service.settings.drain_s)
+        draining = asyncio.ensure_future(service.drain(deadline))
+        hurrying = asyncio.ensure_future(stop.hurry.wait())
+        done, pending = await asyncio.wait(
+            {draining, hurrying}, timeout=deadline.remaining_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        if draining in done:
+            draining.result()
+        else:
+            log.warning("closing with work still running: %s", service.load())
+    except Exception:
+        log.exception("winding down failed")
+
+
+async def _first(*events: asyncio.Event) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)

@@ -1,0 +1,21 @@
+"""OpenTelemetry for every process: providers and export, the names of spans and metrics, the event loop's lag."""
+
+from pdbus.telemetry.genai import EdgeMetrics, WorkerMetrics, request_attributes, response_attributes, span_name
+from pdbus.telemetry.providers import PROMETHEUS_CONTENT_TYPE, Telemetry, prometheus_text, telemetry
+from pdbus.telemetry.spans import Phase, meter, record_span, tracer
+
+__all__ = [
+    "PROMETHEUS_CONTENT_TYPE",
+    "EdgeMetrics",
+    "Phase",
+    "Telemetry",
+    "WorkerMetrics",
+    "meter",
+    "prometheus_text",
+    "record_span",
+    "request_attributes",
+    "response_attributes",
+    "span_name",
+    "telemetry",
+    "tracer",
+]
