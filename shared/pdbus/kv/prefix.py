@@ -1,0 +1,79 @@
+"""Prefix keys: the identity of a page, and of everything before it.
+
+The keys of a prompt are a hash chain. The parent of its first page is the digest of the scope: all that KV depends on
+besides tokens. So every key of the chain holds the scope, and equal keys mean equal tokens from position 0 on, made
+from the same weights, settings and numerics, for the same tenant. Only full pages have keys.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdbus.canonical import Value, digest
+from pdbus.kv.format import PageFormat
+from pdbus.messages.common import Digest
+
+_SCOPE_SCHEMA = "pdbus.kv.scope/1"
+_PAGE_SCHEMA = "pdbus.kv.page/1"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """A run of layers whose KV is keyed together: layers `first` to `last`, both included."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class PrefixScope:
+    """What the KV of a prefix depends on besides its tokens."""
+
+    kv_root: Digest
+    """The KV-relevant root of the group (kv/roots.py)."""
+    group: LayerGroup
+    settings: Value
+    """RoPE, attention and every other setting of the model's configuration that its numbers depend on."""
+    compute_class: str
+    page_format: PageFormat
+    """A page's bytes are worthless in another layout."""
+    salt: bytes
+    """The tenant's: one tenant's prompts never hit another's pages."""
+
+    def digest(self) -> Digest:
+        group, layout = [self.group.first, self.group.last], str(self.page_format)
+        return digest([_SCOPE_SCHEMA, self.kv_root, group, self.settings, self.compute_class, layout, self.salt])
+
+
+@dataclass(frozen=True, slots=True)
+class PageKey:
+    """A full page: its prefix key, and what a hit is compared with (equal digests alone are not trusted)."""
+
+    digest: Digest
+    tokens: tuple[int, ...]
+    kv_root: Digest
+    """So that all pages of a root can be dropped together."""
+
+
+def page_keys(tokens: Sequence[int], scope: PrefixScope) -> tuple[PageKey, ...]:
+    """The keys of all full pages of `tokens`, in order. Raises ValueError for an id outside 0 to 2^32 - 1."""
+    keys: list[PageKey] = []
+    parent, size = scope.digest(), scope.page_format.page_tokens
+    for start in range(0, len(tokens) - size + 1, size):
+        page = tuple(tokens[start : start + size])
+        parent = child_key(parent, page)
+        keys.append(PageKey(parent, page, scope.kv_root))
+    return tuple(keys)
+
+
+def child_key(parent: Digest, tokens: Sequence[int]) -> Digest:
+    """The key of the page that holds `tokens` after `parent`: a page's key, or the scope's digest for the first page.
+
+    Lets a growing sequence key one new page without walking its whole prefix again."""
+    try:
+        packed = struct.pack(f">{len(tokens)}I", *tokens)
+    except struct.error as error:
+        raise ValueError(f"a token id is no unsigned 32-bit integer: {error}") from None
+    return digest([_PAGE_SCHEMA, parent, packed])

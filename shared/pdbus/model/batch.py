@@ -1,0 +1,44 @@
+"""What one forward pass reads: tokens of several sequences, prefill chunks and decode steps mixed. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSlice:
+    """The tokens of one sequence in a batch: rows `start` to `start + length`, at positions from `past` on."""
+
+    start: int
+    length: int
+    past: int
+    """Tokens of the sequence whose KV is already in its pages."""
+    page_ids: Sequence[int]
+    """All its pages in order, with room for past + length tokens. The pages that the new tokens fall on must be its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step. The slices cover all of `tokens` in order, without gaps."""
+
+    tokens: Sequence[int]
+    sequences: Sequence[SequenceSlice]
+    logit_rows: Sequence[int]
+    """Rows of `tokens` whose logits are wanted."""
+
+    def __post_init__(self) -> None:
+        end = 0
+        for piece in self.sequences:
+            if piece.start != end or piece.length < 1 or piece.past < 0:
+                raise ValueError(f"a batch of {len(self.tokens)} tokens has the slice {piece} at row {end}")
+            end = piece.start + piece.length
+        if end != len(self.tokens) or not self.tokens:
+            raise ValueError(f"the slices of a batch cover {end} of its {len(self.tokens)} tokens")
+        if any(not 0 <= row < end for row in self.logit_rows):
+            raise ValueError(f"logits are wanted of a row outside the batch's {end}")
+
+    @property
+    def positions(self) -> list[int]:
+        """The position of each token in its own sequence."""
+        return [piece.past + step for piece in self.sequences for step in range(piece.length)]
