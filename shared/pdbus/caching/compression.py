@@ -1,0 +1,44 @@
+"""zstd where it pays: a sample decides, so that pages of floating-point noise cost nothing to keep as they are."""
+
+from __future__ import annotations
+
+import zstandard
+
+LEVEL = 3
+_SMALLEST = 512
+"""Below this a frame's own overhead eats most of the gain."""
+_SAMPLES = 4
+_SAMPLE_BYTES = 4096
+_WORTH = 0.85
+"""Keep the compressed form only if it is at most this part of the original: below that, decompression costs more
+time at each hit than the memory is worth."""
+
+
+def pack(value: bytes) -> bytes | None:
+    """The compressed form of `value`, or None where it doesn't pay. Releases the GIL for the main part of its work."""
+    if len(value) < _SMALLEST:
+        return None
+    compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True)
+    if len(value) > 2 * _SAMPLES * _SAMPLE_BYTES:
+        sample = _sample(value)
+        if len(compressor.compress(sample)) > _WORTH * len(sample):
+            return None
+    packed = bytes(compressor.compress(value))
+    return packed if len(packed) <= _WORTH * len(value) else None
+
+
+def unpack(packed: bytes, size: int) -> bytes:
+    """The original of `size` bytes. Raises ValueError if it isn't that."""
+    try:
+        value = bytes(zstandard.ZstdDecompressor().decompress(packed, max_output_size=size))
+    except zstandard.ZstdError as error:
+        raise ValueError(f"not a zstd frame of {size} bytes: {error}") from None
+    if len(value) != size:
+        raise ValueError(f"a zstd frame of {len(value)} bytes where {size} were expected")
+    return value
+
+
+def _sample(value: bytes) -> bytes:
+    """Pieces from evenly spaced places: a header or a run of zeros alone must not decide."""
+    step = (len(value) - _SAMPLE_BYTES) // (_SAMPLES - 1)
+    return b"".join(value[at * step : at * step + _SAMPLE_BYTES] for at in range(_SAMPLES))
