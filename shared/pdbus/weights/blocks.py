@@ -1,0 +1,79 @@
+"""How a tensor is cut into blocks, and which virtual shard a block belongs to.
+
+The rule is exact (DESIGN section 1), so that any pusher makes the same digests: from row 0 on, runs of
+`max(1, 262144 // row bytes)` rows of the checkpoint's own (unfused) tensor, each in little-endian C order. A row is
+one index of the first dimension; a tensor without dimensions is one row. An empty tensor has no blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pdbus import canonical
+
+BLOCK_BYTES = 262_144
+SHARDS = 64
+
+Array: TypeAlias = npt.NDArray[Any]
+
+DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({"fp32": np.dtype("<f4"), "u8": np.dtype("u1")})
+"""The element types that a manifest may name, as bytes of a block spell them."""
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """The manifest's name of `dtype`. Raises ValueError for one that no manifest can hold."""
+    for name, known in DTYPES.items():
+        if known == dtype:
+            return name
+    raise ValueError(f"{dtype} is not a dtype of weight blocks ({', '.join(DTYPES)})")
+
+
+def tensor_bytes(shape: Sequence[int], dtype: str) -> int:
+    return math.prod(shape) * DTYPES[dtype].itemsize
+
+
+def rows_per_block(shape: Sequence[int], dtype: str) -> int:
+    return max(1, BLOCK_BYTES // max(1, _row_bytes(shape, dtype)))
+
+
+def block_count(shape: Sequence[int], dtype: str) -> int:
+    if tensor_bytes(shape, dtype) == 0:
+        return 0
+    rows = shape[0] if shape else 1
+    return -(-rows // rows_per_block(shape, dtype))
+
+
+def block_span(shape: Sequence[int], dtype: str, index: int) -> tuple[int, int]:
+    """(first byte, number of bytes) of block `index` within the tensor's bytes."""
+    step = rows_per_block(shape, dtype) * _row_bytes(shape, dtype)
+    start = index * step
+    return start, min(step, tensor_bytes(shape, dtype) - start)
+
+
+def cut(array: Array) -> Iterator[memoryview]:
+    """The blocks of `array` in order, as views of its bytes (of a copy, where it isn't little-endian in C order)."""
+    dtype = dtype_name(array.dtype.newbyteorder("<"))
+    content = byte_view(np.ascontiguousarray(array, DTYPES[dtype]))
+    for index in range(block_count(array.shape, dtype)):
+        start, size = block_span(array.shape, dtype, index)
+        yield content[start : start + size]
+
+
+def byte_view(array: Array) -> memoryview:
+    """The bytes of a C-ordered array, writable where the array is."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def shard_of(tensor: str, index: int) -> int:
+    """The virtual shard (0 to 63) of the block named (tensor, slice); its content plays no part."""
+    return int.from_bytes(canonical.digest([tensor, index])[:8], "big") % SHARDS
+
+
+def _row_bytes(shape: Sequence[int], dtype: str) -> int:
+    return tensor_bytes(shape[1:], dtype)
