@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import pytest
+
+from pdbus.errors import InvalidRequest, NotFound
+from pdbus.messages.changelog import Abort, Checkpoint, Commit, LogEntry, Member, Ref
+from pdbus.weights.history import History, Moment
+
+A, B, C = bytes([0xAA]) * 32, bytes([0xBB]) * 32, bytes([0xCC]) * 32
+S = 1_000_000_000
+
+
+def commit(root: bytes, parent: bytes | None = None, tx: str | None = None) -> LogEntry:
+    return LogEntry(
+        commit=Commit(tx or f"tx-{root.hex()[:2]}-{parent and parent.hex()[:2]}", root, parent, "me", "", ())
+    )
+
+
+def ref(name: str, root: bytes | None) -> LogEntry:
+    return LogEntry(ref=Ref(name, root, "me"))
+
+
+def folded(*entries: LogEntry) -> History:
+    """Entry i has sequence i + 1 and was appended at second i + 1."""
+    history = History()
+    for index, entry in enumerate(entries, 1):
+        history.apply(index, index * S, entry)
+    return history
+
+
+def test_a_commit_makes_a_root_exist_and_wanted_before_any_ref_names_it() -> None:
+    history = folded(commit(A))
+    assert (history.newest, history.pending, history.wanted) == (A, A, (A,))
+    assert history.roots[A].at == Moment(1, S)
+    assert history.refs == {}
+
+
+def test_a_ref_names_a_root_and_is_resolved_like_its_first_digits() -> None:
+    history = folded(commit(A), ref("stable", A))
+    assert history.resolve("stable") == history.resolve("aaaaaa") == history.resolve(A.hex()) == A
+    assert history.pending is None
+    for unknown in ("canary", "aaaaa", "bbbbbb", "AAAAAA", ""):
+        with pytest.raises(NotFound):
+            history.resolve(unknown)
+
+
+def test_an_ambiguous_prefix_is_refused() -> None:
+    history = folded(commit(A), commit(A[:16] + B[:16], A))
+    with pytest.raises(InvalidRequest, match="2 versions"):
+        history.resolve("aaaaaa")
+
+
+def test_a_root_leaves_when_its_last_ref_moves_on_and_returns_by_a_rollback() -> None:
+    entries = [commit(A), ref("stable", A), ref("canary", A), commit(B, A), ref("stable", B), ref("canary", B)]
+    assert folded(*entries[:5]).roots[A].left is None
+    moved = folded(*entries)
+    assert moved.roots[A].left == Moment(6, 6 * S)
+    assert moved.wanted == (B,)
+    back = folded(*entries, ref("stable", A))
+    assert back.roots[A].left is None
+    assert back.wanted == (B, A)
+
+
+def test_after_a_rollback_the_newest_commit_is_no_longer_wanted() -> None:
+    history = folded(commit(A), ref("stable", A), commit(B, A), ref("stable", B), ref("stable", A))
+    assert history.newest == B
+    assert history.wanted == (A,)
+    assert history.roots[B].left == Moment(5, 5 * S)
+
+
+def test_a_commit_that_never_got_a_ref_leaves_with_the_next_one() -> None:
+    history = folded(commit(A), ref("stable", A), commit(B, A), commit(C, B))
+    assert history.wanted == (A, C)
+    assert history.roots[B].left == Moment(4, 4 * S)
+
+
+def test_a_root_committed_again_is_the_newest_and_keeps_its_lineage() -> None:
+    history = folded(commit(A), ref("stable", A), commit(B, A), ref("stable", B), commit(A, B))
+    assert (history.newest, history.pending, history.wanted) == (A, A, (B, A))
+    assert history.roots[A].at.seq == 1
+    assert history.roots[A].left is None
+
+
+def test_a_removed_ref_names_nothing() -> None:
+    history = folded(commit(A), ref("stable", A), ref("stable", None), ref("stable", None))
+    assert history.refs == {}
+    assert history.roots[A].left == Moment(3, 3 * S)
+
+
+def test_a_ref_to_a_root_without_commit_is_ignored() -> None:
+    assert folded(commit(A), ref("stable", A), ref("stable", B)).refs == {"stable": A}
+
+
+def test_retained_roots_are_the_wanted_ones_and_those_that_left_lately() -> None:
+    history = folded(commit(A), ref("stable", A), commit(B, A), ref("stable", B))
+    assert history.retained(14 * S, 10.0) == (A, B)
+    assert history.retained(14 * S + 1, 10.0) == (B,)
+
+
+def test_what_a_failed_compare_means() -> None:
+    mine = Commit("mine", B, A, "me", "", ())
+    assert folded(commit(A), ref("stable", A)).outcome(mine) == "open"
+    assert folded(commit(A), LogEntry(commit=mine)).outcome(mine) == "committed"
+    assert folded(commit(A), LogEntry(abort=Abort("mine", "late"))).outcome(mine) == "aborted"
+    assert folded(commit(A), commit(C, A)).outcome(mine) == "conflict"
+    assert folded(commit(A), LogEntry(commit=mine), commit(C, B)).outcome(mine) == "committed"
+
+
+def test_a_commit_after_its_abort_is_void_and_an_abort_after_its_commit_too() -> None:
+    assert folded(LogEntry(abort=Abort("t", "late")), commit(A, tx="t")).roots == {}
+    history = folded(commit(A, tx="t"), LogEntry(abort=Abort("t", "late")))
+    assert list(history.roots) == [A]
+    assert history.outcome(Commit("t", A, None, "me", "", ())) == "committed"
+
+
+def test_a_commit_repeated_under_its_transaction_counts_once() -> None:
+    history = folded(commit(A, tx="t"), commit(B, A), commit(A, tx="t"))
+    assert history.newest == B
+
+
+def test_members_join_and_leave_and_repeat_themselves_without_harm() -> None:
+    steps = [("b", "join"), ("a", "join"), ("b", "join"), ("c", "leave"), ("b", "leave")]
+    entries = [LogEntry(member=Member(server, action)) for server, action in steps]  # type: ignore[arg-type]
+    assert folded(*entries[:4]).members == ("a", "b")
+    assert folded(*entries).members == ("a",)
+
+
+def test_a_late_joiner_learns_the_state_from_a_checkpoint_and_others_ignore_it() -> None:
+    checkpoint = LogEntry(checkpoint=Checkpoint((("stable", A),), (A, B), ("p-0",)))
+    late = folded(checkpoint)
+    assert late.refs == {"stable": A}
+    assert late.wanted == (A,)
+    assert late.members == ("p-0",)
+    assert late.newest == B
+    early = folded(commit(C), checkpoint)
+    assert list(early.roots) == [C]
+
+
+def test_entries_must_come_in_order() -> None:
+    history = folded(commit(A))
+    with pytest.raises(ValueError, match="after"):
+        history.apply(1, S, commit(B, A))
+
+
+def test_an_entry_of_an_unknown_kind_only_counts() -> None:
+    assert folded(LogEntry()).seq == 1
