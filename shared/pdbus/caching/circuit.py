@@ -14,7 +14,7 @@ class Circuit:
     def __init__(self) -> None:
         self._failures = 0
         self._pause_s = _FIRST_PAUSE_S
-        self._opens_at_s = 0.0
+        self._probe_at_s = 0.0
         """While open: when the next probe may pass."""
 
     @property
@@ -25,9 +25,9 @@ class Circuit:
         """Whether a call may be tried now. An open circuit admits one probe a pause: asking for it takes it."""
         if not self.is_open:
             return True
-        if now_s < self._opens_at_s:
+        if now_s < self._probe_at_s:
             return False
-        self._opens_at_s = now_s + self._pause_s
+        self._probe_at_s = now_s + self._pause_s
         return True
 
     def succeeded(self) -> None:
@@ -37,7 +37,7 @@ class Circuit:
     def failed(self, now_s: float) -> None:
         self._failures += 1
         if self._failures == _FAILURES_TO_OPEN:
-            self._opens_at_s = now_s + self._pause_s
+            self._probe_at_s = now_s + self._pause_s
         elif self.is_open:
             self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
-            self._opens_at_s = now_s + self._pause_s
+            self._probe_at_s = now_s + self._pause_s

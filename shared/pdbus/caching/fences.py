@@ -41,7 +41,7 @@ class _Tombstone:
 class Fences:
     """The fences of one node.
 
-    `incarnation`: of its memory; `limit`: how many to keep of either kind; `keep_s`: how long a tombstone stays at most.
+    `incarnation`: of its memory; `limit`: how many of either kind to keep; `keep_s`: how long a tombstone stays.
     """
 
     def __init__(self, incarnation: str, limit: int, keep_s: float) -> None:

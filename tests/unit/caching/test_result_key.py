@@ -1,0 +1,107 @@
+"""The result key holds all that an answer depends on, and nothing can be forgotten."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from pdbus.caching.result_key import RESULT_FIELDS, UndeclaredField, deterministic, result_key
+
+BASE: dict[str, Any] = {
+    "tenant": "anonymous",
+    "model": "m",
+    "root": b"\x01" * 32,
+    "compute_class": "cpu fp32",
+    "tokens": [1, 2, 3],
+}
+leaves = st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | st.text(max_size=3) | st.binary()
+values = leaves | st.lists(leaves, max_size=3) | st.dictionaries(st.text(max_size=2), leaves, max_size=2)
+joining = sorted(RESULT_FIELDS.required | RESULT_FIELDS.joins)
+requests = st.dictionaries(st.sampled_from(joining), values, max_size=4).map(lambda given: BASE | given)
+pairs = st.tuples(requests, requests) | requests.map(lambda request: (request, dict(reversed(request.items()))))
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equality that tells 1, 1.0 and True apart, as the key must."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    return bool(left == right)
+
+
+def test_golden_vector() -> None:
+    key = result_key(BASE | {"temperature": 0, "stop": ["\n"]})
+    assert key.key == hashlib.sha256(key.material).digest()
+    assert key.key.hex() == "6baa27f06179e6b0be3d8278b78e8be4cc7f86b8c7fd2a241a520053e16c063b"
+
+
+@given(pair=pairs)
+def test_different_requests_have_different_keys_and_equal_ones_the_same(
+    pair: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    left, right = pair
+    assert (result_key(left).key == result_key(right).key) == same(left, right)
+
+
+@given(request=requests, data=st.data())
+def test_swapping_two_fields_changes_the_key(request: dict[str, Any], data: st.DataObject) -> None:
+    first = data.draw(st.sampled_from(sorted(request)))
+    second = data.draw(st.sampled_from(sorted(request)))
+    assume(not same(request[first], request[second]))
+    swapped = request | {first: request[second], second: request[first]}
+    assert result_key(swapped).key != result_key(request).key
+
+
+@given(request=requests, field=st.sampled_from(sorted(RESULT_FIELDS.joins)), value=values)
+def test_an_absent_field_differs_from_every_value(request: dict[str, Any], field: str, value: Any) -> None:
+    absent = {name: given for name, given in request.items() if name != field}
+    assert result_key(absent).key != result_key(absent | {field: value}).key
+
+
+@given(field=st.text(min_size=1, max_size=20))
+def test_an_undeclared_field_is_refused(field: str) -> None:
+    assume(field not in joining and field not in RESULT_FIELDS.neutral)
+    with pytest.raises(UndeclaredField, match="neither"):
+        result_key(BASE | {field: 1})
+
+
+@pytest.mark.parametrize("field", sorted(RESULT_FIELDS.required))
+def test_no_key_without_what_every_answer_depends_on(field: str) -> None:
+    with pytest.raises(UndeclaredField, match=field):
+        result_key({name: value for name, value in BASE.items() if name != field})
+
+
+@given(value=values, field=st.sampled_from(sorted(RESULT_FIELDS.neutral)))
+def test_neutral_fields_share_an_answer(value: Any, field: str) -> None:
+    assert result_key(BASE | {field: value}) == result_key(BASE)
+
+
+def test_no_field_is_declared_twice() -> None:
+    declared = RESULT_FIELDS
+    assert not declared.required & declared.joins
+    assert not declared.neutral & (declared.required | declared.joins)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, False),
+        ({"temperature": 1.0}, False),
+        ({"temperature": None}, False),
+        ({"temperature": False}, False),
+        ({"temperature": 0}, True),
+        ({"temperature": 0.0}, True),
+        ({"temperature": 0.7, "seed": 0}, True),
+        ({"seed": 5}, True),
+        ({"seed": None}, False),
+    ],
+)
+def test_only_greedy_or_seeded_requests_are_deterministic(fields: dict[str, Any], expected: bool) -> None:
+    assert deterministic(fields) is expected
