@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pdbus.kv.format import PageFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """A place in the pool for each of a step's tokens: its page and its offset there, both [tokens]."""
+
+    pages: Tensor
+    offsets: Tensor
 
 
 class KvPool:
@@ -31,22 +40,22 @@ class KvPool:
         """Page numbers as `gather` wants them, [pages]: made once per step, used in every layer."""
         return torch.tensor(page_ids, dtype=torch.int64, device=self.device)
 
-    def slots(self, page_ids: Sequence[int], start: int, length: int) -> Tensor:
-        """Where the tokens `start` to `start + length` of a sequence lie, [length], as `write` wants them."""
+    def slots(self, runs: Iterable[tuple[Sequence[int], int, int]]) -> Slots:
+        """Where tokens lie, for `write`. A run is (a sequence's page ids, its first token meant, how many)."""
         size = self.format.page_tokens
-        return torch.tensor(
-            [page_ids[at // size] * size + at % size for at in range(start, start + length)],
-            dtype=torch.int64,
-            device=self.device,
-        )
+        pages: list[int] = []
+        offsets: list[int] = []
+        for page_ids, start, length in runs:
+            for token in range(start, start + length):
+                pages.append(page_ids[token // size])
+                offsets.append(token % size)
+        return Slots(self.page_index(pages), self.page_index(offsets))
 
-    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Stores k and v, each [tokens, kv_heads, head_dim], at `slots` [tokens]."""
-        size = self.format.page_tokens
-        page, offset = slots // size, slots % size
+    def write(self, layer: int, slots: Slots, k: Tensor, v: Tensor) -> None:
+        """Stores k and v, each [tokens, kv_heads, head_dim], at the slots of these tokens."""
         storage = self._layers[layer]
-        storage[page, 0, offset] = k
-        storage[page, 1, offset] = v
+        storage[slots.pages, 0, slots.offsets] = k
+        storage[slots.pages, 1, slots.offsets] = v
 
     def gather(self, layer: int, page_index: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """K and V of the first `length` tokens of a sequence, each [length, kv_heads, head_dim]; copies."""

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pdbus.canonical import digest
 from pdbus.kv.prefix import LayerGroup
 from pdbus.messages.common import Digest
+from pdbus.weights.layer import META, layer_of
 
 _SCHEMA = "pdbus.kv.root/1"
 
@@ -27,7 +28,7 @@ of tensor can at worst cost a hit."""
 
 
 def kv_relevant_root(tensors: Mapping[str, Digest], group: LayerGroup) -> Digest:
-    """The root over `tensors`: every weight's name (Hugging Face's) and digest, without the `meta` files.
+    """The root over the (name, digest) pairs of a version's tensors; `meta` files among them don't count.
 
     Settings that are no tensors (eps, RoPE, …) are part of the prefix scope instead. Raises ValueError where the
     mapping lacks the group's layers, since a root over nothing would be equal for all models."""
@@ -40,7 +41,7 @@ def kv_relevant_root(tensors: Mapping[str, Digest], group: LayerGroup) -> Digest
 
 def is_kv_relevant(name: str, group: LayerGroup) -> bool:
     """Whether the group's KV depends on the tensor of this Hugging Face name."""
-    if name.startswith(_OUTSIDE_LAYERS):
+    if name.startswith(_OUTSIDE_LAYERS) or layer_of(name) == META:
         return False
     if not name.startswith("model.layers."):
         return True  # the embedding

@@ -15,7 +15,7 @@ class SequenceSlice:
     past: int
     """Tokens of the sequence whose KV is already in its pages."""
     page_ids: Sequence[int]
-    """All its pages in order, with room for past + length tokens. The pages that the new tokens fall on must be its own."""
+    """All its pages in order, with room for past + length tokens. It alone may write to those of the new tokens."""
 
 
 @dataclass(frozen=True, slots=True)
