@@ -78,7 +78,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     if head_dim % 2:
         raise UnsupportedModel(f"head_dim {head_dim} is odd: RoPE rotates pairs")
     if config.get("hidden_act", "silu") != "silu":
-        raise UnsupportedModel(f"hidden_act {config['hidden_act']!r}: only silu is served")
+        raise UnsupportedModel(f"hidden_act {config['hidden_act']!r:.80}: only silu is served")
     max_positions = fields.integer("max_position_embeddings", most=1 << 24)
     rope_theta, rope_scaling = rope_from_hf(config)
     optional_bias = family in ("llama", "qwen3") and fields.flag("attention_bias")
@@ -140,11 +140,11 @@ def _linear(name: str, rows: int, columns: int, *, bias: bool) -> dict[str, tupl
 
 def _family(config: Mapping[str, Any]) -> Family:
     family, architectures = config.get("model_type"), config.get("architectures")
-    if family not in ARCHITECTURES:
-        raise UnsupportedModel(f"model_type {family!r} is not served; these are: {', '.join(ARCHITECTURES)}")
+    if not isinstance(family, str) or family not in ARCHITECTURES:
+        raise UnsupportedModel(f"model_type {family!r:.80} is not served; these are: {', '.join(ARCHITECTURES)}")
     known = ARCHITECTURES[cast(Family, family)]
     if architectures is not None and architectures != [known]:
-        raise UnsupportedModel(f"architectures {architectures!r} is not served for {family}: expected [{known!r}]")
+        raise UnsupportedModel(f"architectures {architectures!r:.80} is not served for {family}: expected [{known!r}]")
     if config.get("quantization_config") is not None:
         raise UnsupportedModel("quantization_config: a quantised checkpoint is served from GGUF only")
     return cast(Family, family)
@@ -171,7 +171,7 @@ def _windows(family: Family, fields: _Fields, layers: int) -> tuple[int | None, 
         first = fields.integer("max_window_layers", least=0, most=1 << 16, default=28)
         return window, tuple(index >= first for index in range(layers))
     kinds = {"full_attention": False, "sliding_attention": True}
-    unknown = [kind for kind in layer_types if kind not in kinds]
+    unknown = [kind for kind in layer_types if not isinstance(kind, str) or kind not in kinds]
     if unknown:
         raise UnsupportedModel(f"layer_types: {unknown[0]!r:.80} is not served; these are: {', '.join(kinds)}")
     return window, tuple(kinds[kind] for kind in layer_types)

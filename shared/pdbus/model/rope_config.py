@@ -55,6 +55,19 @@ def rope_from_hf(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     raise UnsupportedModel(f"rope type {kind!r:.80} is not served; these are: default, linear, dynamic, llama3")
 
 
+def llama3_divisors(scaling: RopeScaling, theta: float, head_dim: int) -> list[float]:
+    """By how much each of the head_dim / 2 frequencies is divided, the highest frequency first."""
+    divisors = []
+    for pair in range(head_dim // 2):
+        wavelength = 2 * math.pi * theta ** (2 * pair / head_dim)
+        turns = scaling.original_max_positions / wavelength
+        # 0 below low_freq_factor turns within the original length, 1 above high_freq_factor
+        kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        kept = min(1.0, max(0.0, kept))
+        divisors.append(1.0 / ((1.0 - kept) / scaling.factor + kept))
+    return divisors
+
+
 def _llama3(scaling: Mapping[str, Any]) -> RopeScaling:
     low = _positive(scaling.get("low_freq_factor"), "low_freq_factor")
     high = _positive(scaling.get("high_freq_factor"), "high_freq_factor")
