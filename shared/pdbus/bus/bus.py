@@ -1,0 +1,180 @@
+"""What services use: calls, streams, handlers and events over typed subjects."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind
+
+from pdbus.bus import headers
+from pdbus.bus.codec import decode, encode
+from pdbus.bus.events import EventHandler, EventRegistration
+from pdbus.bus.inbox import Inbox
+from pdbus.bus.instruments import Instruments, mark_failed
+from pdbus.bus.memory import MemoryBroker, MemoryTransport
+from pdbus.bus.serving import Handler, Registration, StreamHandler
+from pdbus.bus.streams import Replies
+from pdbus.bus.transport import Raw, Transport
+from pdbus.context import RequestContext, new_id
+from pdbus.errors import Corrupt, DeadlineExceeded, InvalidRequest, Unavailable
+from pdbus.subjects import To, ToEvent
+
+log = logging.getLogger(__name__)
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+
+class Bus:
+    """One process on the bus. Made by `connect()` or `memory_bus()`."""
+
+    def __init__(self, control: Transport, bulk: Transport) -> None:
+        self.incarnation = new_id()
+        """Random for this life of the process: sequences and leases of a former life are worthless."""
+        self.instruments = Instruments()
+        self.transport = control
+        self._inbox = Inbox(control, self.incarnation)
+        self._waiting: set[asyncio.Future[Raw]] = set()
+        self._streams: set[Replies[Any]] = set()
+        self._registrations: list[Registration[Any, Any] | EventRegistration[Any]] = []
+        control.on_lost(self._on_lost)
+
+    @property
+    def malformed(self) -> int:
+        """Messages that could not be read, since the start."""
+        return self.instruments.malformed_count
+
+    async def __aenter__(self) -> Bus:
+        await self._inbox.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for registration in reversed(self._registrations):
+            await registration.close()
+        await self._inbox.stop()
+
+    async def call(self, to: To[Q, R], message: Q, ctx: RequestContext) -> R:
+        """Sends `message` and returns the checked reply.
+
+        Raises the peer's error as its class; Unavailable when nobody serves the subject or the connection broke before
+        the reply (it may have been handled); DeadlineExceeded; TooLarge; Corrupt for a reply that can't be read."""
+        started = time.monotonic()
+        try:
+            with self.instruments.span(SpanKind.CLIENT, "request", to.subject, ctx.request_id):
+                raw = await self._request(to, encode(message), ctx)
+                error = headers.error_of(raw, to.name)
+                if error:
+                    raise error
+                try:
+                    return decode(to.subject.reply, raw.data)
+                except InvalidRequest as broken:
+                    raise Corrupt(f"{to.name} sent a reply that can't be read: {broken.message}") from None
+        finally:
+            self.instruments.calls.record(
+                time.monotonic() - started, {"messaging.destination.template": to.subject.template}
+            )
+
+    async def _request(self, to: To[Q, R], body: bytes, ctx: RequestContext) -> Raw:
+        ctx.deadline.check(f"{to.name} was asked")
+        future: asyncio.Future[Raw] = asyncio.get_running_loop().create_future()
+
+        def on_reply(raw: Raw) -> None:
+            if not future.done():
+                future.set_result(raw)
+
+        self._waiting.add(future)
+        try:
+            with self._inbox.open(on_reply) as reply:
+                async with ctx.deadline.timeout():
+                    await self.transport.ready()
+                    self.transport.send(to.name, body, reply=reply, headers=headers.request_headers(ctx))
+                    await self.transport.writable()
+                    return await future
+        except TimeoutError:
+            raise DeadlineExceeded(f"{to.name} did not answer in time") from None
+        finally:
+            self._waiting.discard(future)
+            if future.done() and not future.cancelled():
+                future.exception()  # it may have failed while writable() raised: that one was told
+
+    @asynccontextmanager
+    async def stream(self, to: To[Q, R], message: Q, ctx: RequestContext) -> AsyncIterator[Replies[R]]:
+        """The replies to `message` as an asynchronous iterator. Leaving the scope early makes the peer stop.
+
+        Raises as `call` does; also Corrupt when a frame is missing, and Overloaded when the reader falls far behind."""
+        ctx.deadline.check(f"{to.name} was asked")
+        span = self.instruments.start_span(SpanKind.CLIENT, "request", to.subject, ctx.request_id, None)
+        replies = Replies(to.name, to.subject.reply, ctx.deadline)
+        self._streams.add(replies)
+        try:
+            with self._inbox.open(replies.on_frame) as reply:
+                sent = headers.request_headers(ctx, trace.set_span_in_context(span))
+                try:
+                    async with ctx.deadline.timeout():
+                        await self.transport.ready()
+                except TimeoutError:
+                    raise DeadlineExceeded(f"there was no connection to ask {to.name}") from None
+                self.transport.send(to.name, encode(message), reply=reply, headers=sent)
+                yield replies
+        except BaseException as error:
+            if not isinstance(error, GeneratorExit | asyncio.CancelledError):
+                mark_failed(span, error)
+            raise
+        finally:
+            self._streams.discard(replies)
+            span.end()
+            if not replies.finished and replies.stop_subject:
+                self._inbox.refuse(replies.stop_subject)
+
+    async def serve(
+        self, to: To[Q, R], handler: Handler[Q, R] | StreamHandler[Q, R], *, limit: int = 64
+    ) -> Registration[Q, R]:
+        """Answers requests to `to`: `handler(message, ctx)` returns the reply, or is an async generator (StreamRpc).
+
+        At most `limit` requests are at work at once; more are answered `overloaded`. The handler is cancelled when the
+        deadline passes, and closed when the caller of its stream is gone. What it raises goes to the caller."""
+        registration = Registration(to, handler, limit, self.transport, self._inbox, self.instruments)
+        await self._keep(registration)
+        return registration
+
+    async def publish(self, to: ToEvent[Q], message: Q) -> None:
+        """Sends an event. While there is no connection it is dropped and counted: an event may always be lost.
+
+        Raises TooLarge."""
+        try:
+            self.transport.send(to.name, encode(message))
+            await self.transport.writable()
+        except Unavailable as error:
+            self.instruments.dropped(to.name, error.message)
+
+    async def subscribe(self, to: ToEvent[Q], handler: EventHandler[Q]) -> EventRegistration[Q]:
+        """Calls `handler(message)`, plain or asynchronous, for every event of `to` (tokens may be ANY), in order."""
+        registration = EventRegistration(to, handler, self.transport, self.instruments)
+        await self._keep(registration)
+        return registration
+
+    async def _keep(self, registration: Registration[Any, Any] | EventRegistration[Any]) -> None:
+        """Starts it, and closes it at the end unless its user did."""
+        self._registrations = [other for other in self._registrations if not other.closed]
+        self._registrations.append(registration)
+        await registration.start()
+
+    def _on_lost(self) -> None:
+        """Replies to what was asked before may never come: who waits learns it now, not at its deadline."""
+        for future in self._waiting:
+            if not future.done():
+                future.set_exception(Unavailable("the connection to NATS broke before the reply"))
+        for stream in self._streams:
+            stream.fail(Unavailable("the connection to NATS broke in mid-stream"))
+
+
+@asynccontextmanager
+async def memory_bus(broker: MemoryBroker) -> AsyncIterator[Bus]:
+    """A bus on the in-memory twin."""
+    async with Bus(MemoryTransport(broker), MemoryTransport(broker)) as bus:
+        yield bus

@@ -1,0 +1,96 @@
+"""What travels in NATS headers: who asks and until when, the trace context, the marks of replies and stream frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from opentelemetry import propagate
+from opentelemetry.context import Context
+
+from pdbus.bus.codec import decode, encode
+from pdbus.bus.transport import NO_RESPONDERS, STATUS, Raw
+from pdbus.context import Deadline, RequestContext, new_id
+from pdbus.errors import Corrupt, InvalidRequest, PdbusError, Unavailable, WireError
+from pdbus.subjects import decode_token, encode_token
+
+REQUEST_ID = "pd-id"
+TENANT = "pd-tenant"
+DEADLINE = "pd-deadline"
+"""Wall-clock nanoseconds."""
+BUDGET = "pd-budget"
+"""Milliseconds left at sending."""
+ERROR = "pd-error"
+"""The body is a WireError."""
+SEQUENCE = "pd-seq"
+"""Frames of the stream before this one."""
+END = "pd-end"
+ALIVE = "pd-alive"
+"""A frame without a body: the handler is at work."""
+
+CALLER_GONE: Mapping[str, str] = {STATUS: NO_RESPONDERS}
+"""To the reply subject of a stream's frame; the broker sends the same when the caller's process is gone."""
+
+LONGEST_NAME = 128
+"""Characters of a request id or tenant; both become parts of subjects and keys."""
+
+DEFAULT_DEADLINE_S = 60.0
+"""For a request that names none (a caller without this library)."""
+
+
+def request_headers(ctx: RequestContext, trace: Context | None = None) -> dict[str, str]:
+    """`trace`: the OpenTelemetry context to pass on; the current one if None."""
+    headers = {
+        REQUEST_ID: ctx.request_id,
+        DEADLINE: str(ctx.deadline.wall_ns),
+        BUDGET: f"{max(ctx.deadline.remaining_s, 0.0) * 1e3:.3f}",
+    }
+    if ctx.tenant != "anonymous":
+        headers[TENANT] = encode_token(ctx.tenant)
+    propagate.inject(headers, trace)
+    return headers
+
+
+def read_context(headers: Mapping[str, str]) -> RequestContext:
+    """Raises InvalidRequest for a deadline that is no number, or an overlong id."""
+    try:
+        wall = headers.get(DEADLINE)
+        budget = headers.get(BUDGET)
+        if wall is None:
+            deadline = Deadline.after(DEFAULT_DEADLINE_S if budget is None else _finite(budget) / 1e3)
+        else:
+            deadline = Deadline.from_wire(int(wall), None if budget is None else _finite(budget))
+    except (ValueError, OverflowError):
+        raise InvalidRequest("the deadline in the headers is not a number", param=DEADLINE) from None
+    tenant = decode_token(headers.get(TENANT, "")) or "anonymous"
+    request_id = headers.get(REQUEST_ID) or new_id()
+    for header, name in ((TENANT, tenant), (REQUEST_ID, request_id)):
+        if len(name) > LONGEST_NAME:
+            raise InvalidRequest(f"longer than {LONGEST_NAME} characters", param=header)
+    return RequestContext(deadline, request_id, tenant)
+
+
+def read_trace(headers: Mapping[str, str]) -> Context:
+    return propagate.extract(headers)
+
+
+def error_of(raw: Raw, name: str) -> PdbusError | None:
+    """The error that a reply carries, if it is one. `name`: the subject that was asked."""
+    if raw.headers.get(STATUS) == NO_RESPONDERS:
+        return Unavailable(f"nobody serves {name}")
+    if ERROR not in raw.headers:
+        return None
+    try:
+        return decode(WireError, raw.data).to_exception()
+    except InvalidRequest as error:
+        return Corrupt(f"{name} sent an error that can't be read: {error.message}")
+
+
+def encode_error(error: BaseException) -> bytes:
+    return encode(WireError.of(error))
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not abs(value) < 1e15:  # NaN too
+        raise ValueError(text)
+    return value

@@ -1,0 +1,75 @@
+"""Spans and metrics of the bus, named by OpenTelemetry's messaging conventions (`nats` is a custom system there)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from opentelemetry import metrics, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+
+from pdbus.errors import PdbusError
+from pdbus.subjects import Subject
+
+log = logging.getLogger(__name__)
+
+
+class Instruments:
+    """One per bus. `malformed_count`: messages that could not be read, since the start."""
+
+    def __init__(self) -> None:
+        self._tracer = trace.get_tracer("pdbus.bus")
+        meter = metrics.get_meter("pdbus.bus")
+        self.calls = meter.create_histogram("messaging.client.operation.duration", unit="s")
+        self.handled = meter.create_histogram("messaging.process.duration", unit="s")
+        self._malformed = meter.create_counter("pdbus.bus.malformed", unit="{message}")
+        self._dropped = meter.create_counter("pdbus.bus.dropped", unit="{message}")
+        self.malformed_count = 0
+        self.dropped_count = 0
+
+    def malformed(self, subject: str, why: str) -> None:
+        self.malformed_count += 1
+        self._malformed.add(1)
+        log.warning("a malformed message on %s: %s", subject, why)
+
+    def dropped(self, subject: str, why: str) -> None:
+        """An event that was not sent or not handled; whoever needs it repairs the gap."""
+        self.dropped_count += 1
+        self._dropped.add(1)
+        log.warning("dropped an event of %s: %s", subject, why)
+
+    def start_span(
+        self, kind: SpanKind, operation: str, subject: Subject, request_id: str, parent: Context | None
+    ) -> Span:
+        return self._tracer.start_span(
+            f"{operation} {subject.template}",
+            context=parent,
+            kind=kind,
+            attributes={
+                "messaging.system": "nats",
+                "messaging.operation.name": operation,
+                "messaging.operation.type": "process" if kind is SpanKind.SERVER else "send",
+                "messaging.destination.template": subject.template,
+                "messaging.message.conversation_id": request_id,
+            },
+        )
+
+    @contextmanager
+    def span(
+        self, kind: SpanKind, operation: str, subject: Subject, request_id: str, parent: Context | None = None
+    ) -> Iterator[Span]:
+        """The current span of the scope; an exception that leaves it marks it as failed."""
+        span = self.start_span(kind, operation, subject, request_id, parent)
+        with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+            try:
+                yield span
+            except BaseException as error:
+                mark_failed(span, error)
+                raise
+
+
+def mark_failed(span: Span, error: BaseException) -> None:
+    span.set_attribute("error.type", error.code if isinstance(error, PdbusError) else type(error).__name__)
+    span.set_status(Status(StatusCode.ERROR, error.message if isinstance(error, PdbusError) else None))
