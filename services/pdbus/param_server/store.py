@@ -1,0 +1,119 @@
+"""The block store of a param-server: packs of blocks by digest, on local disk, mapped into memory."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pdbus import canonical
+from pdbus.errors import Corrupt, Unavailable
+from pdbus.messages.common import Digest
+from pdbus.param_server.disk import told
+from pdbus.param_server.folder import claim
+from pdbus.param_server.pack import Pack, PackWriter, remove_leftovers
+from pdbus.weights.manifest import Manifest, root_layers
+
+log = logging.getLogger(__name__)
+
+
+class BlockStore:
+    """Blocks by digest. Reading and asking may be done from any thread; packs are written one at a time.
+
+    A block's content is checked against its digest when it is first read; one that fails counts as absent from then on,
+    so that it is fetched again."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        self.folder = folder
+        self._model = model
+        self._pack_of: dict[Digest, Pack] = {}
+        self._checked: set[Digest] = set()
+        self._next = 1
+        self._held = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Raises Conflict or Unavailable where the folder can't be used (folder.py)."""
+        with ExitStack() as held:
+            held.enter_context(claim(self.folder, self._model))
+            with told(self.folder):
+                remove_leftovers(self.folder)
+                for path in sorted(self.folder.glob("*.pack")):
+                    self._open(path)
+            self._held = held.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pack_of.clear()
+        self._held.close()
+
+    def __contains__(self, digest: Digest) -> bool:
+        return digest in self._pack_of
+
+    def lacking(self, digests: Iterable[Digest]) -> set[Digest]:
+        return {digest for digest in digests if digest not in self._pack_of}
+
+    def read(self, digest: Digest) -> memoryview | None:
+        """The block's content; None where the store lacks it. May wait for the disk."""
+        pack = self._pack_of.get(digest)
+        if pack is None:
+            return None
+        content = pack.block(digest)
+        if digest not in self._checked:
+            if canonical.content_digest(content) != digest:
+                log.error("block %s in %s is damaged on disk", digest.hex()[:12], self.folder)
+                self._pack_of.pop(digest, None)
+                return None
+            self._checked.add(digest)
+        return content
+
+    def manifest(self, root: Digest) -> Manifest | None:
+        """The manifest of `root`, where all of its blocks are here."""
+        content = self.read(root)
+        if content is None:
+            return None
+        layers: dict[Digest, bytes] = {}
+        for _, digest in root_layers(bytes(content)):
+            layer = self.read(digest)
+            if layer is None:
+                return None
+            layers[digest] = bytes(layer)
+        return Manifest.assemble(bytes(content), layers)
+
+    def require_room(self, size: int) -> None:
+        """Raises Unavailable where the disk has no room for `size` more bytes."""
+        free = shutil.disk_usage(self.folder).free
+        if free < size:
+            raise Unavailable(
+                f"the disk of {self.folder} is full: {size / 1e6:.0f} MB are needed and {free / 1e6:.0f} MB are free; "
+                "make room, or set PDBUS_DATA to another disk"
+            )
+
+    @contextmanager
+    def writing(self) -> Iterator[PackWriter]:
+        """A new pack; what was added is there once the scope is left without an error. An empty one leaves no trace."""
+        path = self.folder / f"{self._next:08d}.pack"
+        self._next += 1
+        with PackWriter(path) as writer:
+            yield writer
+            if len(writer):
+                self._adopt(writer.finish())
+
+    def _open(self, path: Path) -> None:
+        self._next = max(self._next, int(path.stem) + 1)
+        try:
+            self._adopt(Pack.open(path))
+        except Corrupt as error:
+            log.error("%s; its blocks will be fetched again", error.message)
+            path.with_suffix(".index").unlink()
+            path.unlink()
+
+    def _adopt(self, pack: Pack) -> None:
+        for digest in pack.spans:
+            self._pack_of[digest] = pack
+            self._checked.discard(digest)

@@ -1,0 +1,115 @@
+"""The change log of a model, followed: a History that is kept up to date while the process lives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self, TypeVar
+
+from pdbus.bus.logs import Follower
+
+from pdbus.bus.bus import Bus
+from pdbus.context import Deadline
+from pdbus.errors import Corrupt, DeadlineExceeded, PdbusError
+from pdbus.messages.changelog import LogEntry
+from pdbus.subjects import CHANGELOG
+from pdbus.weights.history import History
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_RETRY_S = 0.5
+
+
+class HistoryFollower:
+    """Follows the change log of `model` from its beginning. Entering starts it; `caught_up` waits for its first end.
+
+    Where the log itself was lost and begins anew, so does `history`: what only the old log knew is gone."""
+
+    def __init__(self, bus: Bus, model: str) -> None:
+        self.history = History()
+        self._bus = bus
+        self._to = CHANGELOG(model=model)
+        self._follower: Follower[LogEntry] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._callbacks: list[Callable[[History], object]] = []
+        self._changed = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._follow())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    @property
+    def seq(self) -> int:
+        return self.history.seq
+
+    @property
+    def confirmed_age_s(self) -> float:
+        """Seconds since it was last certain that the log holds nothing beyond `history`; infinite before that."""
+        confirmed_at = self._follower.confirmed_at if self._follower else None
+        return float("inf") if confirmed_at is None else time.monotonic() - confirmed_at
+
+    def on_change(self, callback: Callable[[History], object]) -> Callable[[], None]:
+        """Calls `callback(history)` after each entry; it must be quick, its errors are logged. Returns what ends it."""
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback)
+
+    async def wait_for(self, predicate: Callable[[History], T], deadline: Deadline) -> T:
+        """The first true result of `predicate(history)`, now or after a later entry. Raises DeadlineExceeded."""
+        try:
+            async with deadline.timeout():
+                while not (found := predicate(self.history)):
+                    await self._changed.wait()
+        except TimeoutError:
+            raise DeadlineExceeded("the change log did not get there in time") from None
+        return found
+
+    async def caught_up(self, deadline: Deadline) -> None:
+        """Returns once everything is known that the log held at the time of the call. Raises DeadlineExceeded."""
+        try:
+            async with deadline.timeout():
+                last = await self._bus.logs.last_seq(self._to)
+        except TimeoutError:
+            raise DeadlineExceeded("the end of the change log could not be asked for in time") from None
+        await self.wait_for(lambda history: history.seq >= last, deadline)
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._apply_all()
+            except Corrupt as error:
+                log.error("the change log begins anew: %s", error.message)
+                self.history = History()
+                self._tell()
+            except PdbusError as error:
+                log.warning("the change log can't be read, trying again: %s", error.message)
+            self._follower = None
+            await asyncio.sleep(_RETRY_S)
+
+    async def _apply_all(self) -> None:
+        async with contextlib.aclosing(self._bus.logs.follow(self._to, after=self.history.seq)) as follower:
+            self._follower = follower
+            async for record in follower:
+                self.history.apply(record.seq, record.time_ns, record.entry)
+                self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+        for callback in tuple(self._callbacks):
+            try:
+                callback(self.history)
+            except Exception:
+                log.exception("a follower of the change log failed")

@@ -1,0 +1,142 @@
+"""Reads versions from param-servers, whole or in part: manifest, meta files, tensors. Nothing unverified gets out."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from pdbus.bus.bus import Bus
+from pdbus.context import RequestContext
+from pdbus.errors import NotFound
+from pdbus.messages.common import Digest
+from pdbus.peers.blocks import BlockFetcher, Source, Wanted
+from pdbus.subjects import WEIGHT_BLOCKS, WEIGHT_BLOCKS_OF
+from pdbus.weights.blocks import DTYPES, Array, block_span, byte_view
+from pdbus.weights.history import History
+from pdbus.weights.layer import META, Tensor, layer_of, meta_tensor
+from pdbus.weights.manifest import Manifest, layer_block, root_block, root_layers, tensor_blocks
+from pdbus.weights.placement import ranked
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""(bytes so far, bytes in all)."""
+
+_MANIFESTS_KEPT = 8
+
+
+class HasHistory(Protocol):
+    """A HistoryFollower, as far as a reader needs it."""
+
+    @property
+    def history(self) -> History: ...
+
+
+class BlockReader:
+    """Reads the versions of one model. May be used by several tasks at once."""
+
+    def __init__(self, bus: Bus, model: str, follower: HasHistory) -> None:
+        self._model = model
+        self._follower = follower
+        self._fetcher = BlockFetcher(bus, self._sources)
+        self._manifests: OrderedDict[Digest, Manifest] = OrderedDict()
+
+    async def manifest(self, root: Digest, ctx: RequestContext) -> Manifest:
+        """Raises NotFound for a root that no commit made, Corrupt where its manifest is malformed, DeadlineExceeded."""
+        if root in self._manifests:
+            self._manifests.move_to_end(root)
+            return self._manifests[root]
+        if root not in self._follower.history.roots:
+            raise NotFound(f"{self._model} has no version {root.hex()[:12]}")
+        manifest = await fetch_manifest(self._fetcher, root, ctx)
+        self._manifests[root] = manifest
+        if len(self._manifests) > _MANIFESTS_KEPT:
+            self._manifests.popitem(last=False)
+        return manifest
+
+    async def meta(self, root: Digest, ctx: RequestContext) -> dict[str, bytes]:
+        """The checkpoint's files (config.json, tokenizer.json, …) by name. Raises as `manifest`."""
+        manifest = await self.manifest(root, ctx)
+        tensors = await self.tensors(root, ctx, [meta_tensor(file) for file in manifest.files])
+        return {file: tensors[meta_tensor(file)].tobytes() for file in manifest.files}
+
+    async def tensors(
+        self,
+        root: Digest,
+        ctx: RequestContext,
+        names: Collection[str] | None = None,
+        *,
+        have: Mapping[Digest, Array] | None = None,
+        progress: Progress | None = None,
+    ) -> dict[str, Array]:
+        """The named tensors (all but meta files, if none are named), each one array of the checkpoint's shape.
+
+        Those whose tensor digest is in `have` are taken from there, as they are: only changed tensors travel.
+        Raises as `manifest`, and NotFound for an unknown name."""
+        manifest = await self.manifest(root, ctx)
+        if names is None:
+            names = [name for name in manifest.tensors if layer_of(name) != META]
+        arrays: dict[str, Array] = {}
+        missing: list[Tensor] = []
+        for tensor in map(manifest.tensor, names):
+            if have is not None and (known := have.get(tensor.digest)) is not None:
+                arrays[tensor.name] = known
+            else:
+                missing.append(tensor)
+        arrays.update(await self._fetch(missing, ctx, progress))
+        return {name: arrays[name] for name in names}
+
+    async def _fetch(
+        self, tensors: Sequence[Tensor], ctx: RequestContext, progress: Progress | None
+    ) -> dict[str, Array]:
+        arrays: dict[str, Array] = {t.name: np.empty(t.shape, DTYPES[t.dtype]) for t in tensors}
+        places, wanted = _places(tensors, arrays)
+        total, done = sum(tensor.nbytes for tensor in tensors), 0
+
+        async def put(digest: Digest, content: memoryview) -> None:
+            nonlocal done
+            for place in places[digest]:
+                place[:] = content
+                done += len(content)
+            if progress:
+                progress(done, total)
+
+        await self._fetcher.fetch(wanted, put, ctx)
+        return arrays
+
+    def _sources(self, shard: int) -> Sequence[Source]:
+        """The shard's group, whose members hold all of it; then each member by name, its owners first."""
+        named = (
+            WEIGHT_BLOCKS_OF(model=self._model, server=server)
+            for server in ranked(shard, self._follower.history.members)
+        )
+        return (WEIGHT_BLOCKS(model=self._model, shard=str(shard)), *named)
+
+
+async def fetch_manifest(fetcher: BlockFetcher, root: Digest, ctx: RequestContext) -> Manifest:
+    """The manifest of `root`, each part of it checked against the digest that names it."""
+    found: dict[Digest, bytes] = {}
+
+    async def put(digest: Digest, content: memoryview) -> None:
+        found[digest] = bytes(content)
+
+    await fetcher.fetch([Wanted(root, root_block(root, 0).shard)], put, ctx)
+    layers = [layer_block(name, digest, 0) for name, digest in root_layers(found[root])]
+    await fetcher.fetch([Wanted(layer.digest, layer.shard) for layer in layers], put, ctx)
+    return Manifest.assemble(found[root], found)
+
+
+def _places(
+    tensors: Iterable[Tensor], arrays: Mapping[str, Array]
+) -> tuple[Mapping[Digest, list[memoryview]], list[Wanted]]:
+    """Where each block's bytes go (an equal block may go to several places), and what to ask for."""
+    places: defaultdict[Digest, list[memoryview]] = defaultdict(list)
+    wanted = []
+    for tensor in tensors:
+        content = byte_view(arrays[tensor.name])
+        for block in tensor_blocks(tensor):
+            start, size = block_span(tensor.shape, tensor.dtype, block.index)
+            places[block.digest].append(content[start : start + size])
+            wanted.append(Wanted(block.digest, block.shard, size))
+    return places, wanted
