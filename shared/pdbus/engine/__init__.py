@@ -1,0 +1,1 @@
+"""What prefill and decode workers share: scheduler, step loop, loaded versions, and the bookkeeping of attempts."""

@@ -1,0 +1,234 @@
+"""The engine's thread: turns of the scheduler, one after another, apart from the event loop.
+
+Page table, scheduler and running sequences belong to this thread alone. The event loop reaches them by work that runs
+between two turns, and hears of them by lists of events: one list for a turn, and one for each layer whose KV became
+final in a prompt that is handed over. A list is a few small records, never KV itself; should the loop fall behind by
+`_UNHEARD` of them, the engine waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Self, TypeVar
+
+from pdbus.engine.scheduler import Chunk, Limits, Scheduler
+from pdbus.engine.sequence import Ended, Event, LayerReady, Produced, Sequence, Started
+from pdbus.engine.step import Abandoned, compute
+from pdbus.errors import Cancelled, PdbusError
+from pdbus.kv.pages import PageTable
+from pdbus.kv.pool import KvPool
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_UNHEARD = 256
+_IDLE_S = 0.2
+"""An idle engine looks at its deadlines, and shows that it lives, this often."""
+
+
+class Core:
+    """Runs the engine's thread while entered. `on_events` is called in the event loop, in order.
+
+    `on_failure` is called there once, should the thread die of an error; nothing is computed any more after it."""
+
+    def __init__(
+        self,
+        pool: KvPool,
+        limits: Limits,
+        on_events: Callable[[list[Event]], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self.pool = pool
+        self.progress = 0
+        """Counts turns and layers: it stands still only if the thread hangs."""
+        self._scheduler = Scheduler(PageTable(pool.pages), limits)
+        self._on_events, self._on_failure = on_events, on_failure
+        self._work: deque[Callable[[], object]] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._unheard = threading.Semaphore(_UNHEARD)
+        self._live: dict[Sequence, asyncio.Future[None]] = {}
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        while self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, 0.1)
+        while self._work:  # its callers wait for it, and the thread that it was for is no more
+            self._work.popleft()()
+        for ended in self._live.values():
+            ended.cancel()
+
+    @property
+    def pages(self) -> PageTable:
+        """To be read from anywhere, and changed only by work that is given to `call` or `post`."""
+        return self._scheduler.pages
+
+    @property
+    def running(self) -> int:
+        return len(self._scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._scheduler.waiting)
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Runs `work` in the engine's thread between two turns, and returns or raises what it does.
+
+        Work that was given away is done, also where nobody waits for its result any more."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
+
+        self.post(run)
+        return await asyncio.shield(asyncio.wrap_future(done))
+
+    def post(self, work: Callable[[], object]) -> None:
+        """Runs `work` in the engine's thread between two turns; it must not raise."""
+        with self._wake:
+            if self._stopping or not self._thread.is_alive():
+                raise Cancelled("the engine has stopped")
+            self._work.append(work)
+            self._wake.notify()
+
+    def submit(self, sequence: Sequence) -> None:
+        """Hands the sequence and its hold to the engine. Exactly one `Ended` will tell that it has let go of it."""
+        self.post(lambda: self._scheduler.add(sequence))
+        self._live[sequence] = self._loop.create_future()
+
+    def resume(self, sequence: Sequence, computed: int) -> None:
+        """The event loop has filled pages of a sequence that was not ready: its first `computed` tokens are there."""
+
+        def resume() -> None:
+            sequence.computed = max(sequence.computed, computed)
+            self._scheduler.publish(sequence)
+            sequence.ready = True
+
+        self.post(resume)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Ends the sequence as soon as it can be: also in mid-pass, where the pass serves only cancelled ones."""
+        with self._wake:
+            sequence.cancelled = True
+            self._wake.notify()
+
+    async def ended(self, sequence: Sequence) -> None:
+        """Returns when the engine has let go of the sequence; at once where it has it no longer."""
+        if sequence in self._live:
+            await asyncio.shield(self._live[sequence])
+
+    async def discard(self, sequence: Sequence) -> None:
+        """Ends the sequence, whatever its state, and frees its pages. Safe to repeat."""
+        self.cancel(sequence)
+        await self.ended(sequence)
+        await self.call(sequence.hold.release)
+
+    # What follows runs in the engine's thread.
+
+    def _run(self) -> None:
+        try:
+            busy = False
+            while self._next(busy):
+                self.progress += 1
+                busy = self._turn()
+        except BaseException as error:  # the service has to hear of it, whatever it was
+            log.exception("the engine's thread died")
+            self._loop.call_soon_threadsafe(self._on_failure, error)
+
+    def _next(self, busy: bool) -> bool:
+        """Does the given work, after waiting for some where nothing is to be computed. False: time to stop."""
+        with self._wake:
+            if not (busy or self._work or self._stopping):
+                self._wake.wait(_IDLE_S)
+            if self._stopping:
+                return False
+            work, self._work = self._work, deque()
+        for one in work:
+            one()
+        return True
+
+    def _turn(self) -> bool:
+        """One turn; whether anything was computed."""
+        scheduler = self._scheduler
+        events: list[Event] = []
+        for sequence in [one for one in (*scheduler.running, *scheduler.waiting) if one.cancelled]:
+            events.append(self._end(sequence, Cancelled("cancelled")))
+        turn = scheduler.turn(time.monotonic())
+        events += [self._end(sequence, error) for sequence, error in turn.failed]
+        events += [Started(sequence, sequence.computed) for sequence in turn.started]
+        self._tell(events)
+        # All passes of a turn are told together: one token frame leaves per turn and router.
+        self._tell([event for group in turn.groups for event in self._compute(group)])
+        return bool(turn.groups)
+
+    def _compute(self, group: Many[Chunk]) -> list[Event]:
+        def on_layer(layer: int) -> None:
+            self.progress += 1
+            if self._stopping or all(chunk.sequence.cancelled for chunk in group):
+                raise Abandoned
+            handed_over = [chunk for chunk in group if chunk.sequence.handoff]
+            self._tell([LayerReady(one.sequence, layer, one.sequence.computed, one.tokens) for one in handed_over])
+
+        try:
+            outcomes = compute(self.pool, group, on_layer)
+        except Abandoned:
+            return []  # nothing was counted as computed; the next turn removes what was cancelled
+        except Exception as error:
+            log.exception("a forward pass failed")
+            return [
+                self._end(chunk.sequence, PdbusError(f"the engine failed: {type(error).__name__}")) for chunk in group
+            ]
+        for chunk in group:
+            self._scheduler.computed(chunk)
+        return [event for outcome in outcomes for event in self._events(outcome)]
+
+    def _events(self, outcome: Produced | Ended) -> list[Event]:
+        if isinstance(outcome, Ended):
+            return [self._end(outcome.sequence, outcome.error)]
+        over = outcome.finish or outcome.sequence.handoff
+        return [outcome, self._end(outcome.sequence)] if over else [outcome]
+
+    def _end(self, sequence: Sequence, error: PdbusError | None = None) -> Ended:
+        self._scheduler.remove(sequence)
+        if not sequence.handoff:
+            sequence.hold.release()
+        return Ended(sequence, error)
+
+    def _tell(self, events: list[Event]) -> None:
+        if not events:
+            return
+        while not self._unheard.acquire(timeout=_IDLE_S):
+            if self._stopping:
+                return
+        self._loop.call_soon_threadsafe(self._hear, events)
+
+    def _hear(self, events: list[Event]) -> None:
+        self._unheard.release()
+        try:
+            self._on_events(events)
+        finally:
+            for event in events:
+                if isinstance(event, Ended) and (ended := self._live.pop(event.sequence, None)) and not ended.done():
+                    ended.set_result(None)

@@ -1,0 +1,199 @@
+"""What the engine computes next. No torch and no clock of its own; the engine's thread alone calls it.
+
+A sequence is in exactly one of two places:
+
+    waiting  owns no pages. Admitted in order of arrival once its pages can be had.
+    running  owns the pages of all its known tokens. Takes part in steps while it is `ready`.
+
+A step computes one token of every sequence that continues its answer, and a chunk of each one that still reads its
+prompt, under a token budget. A chunk ends at a page boundary, or at the end of the known tokens.
+
+A sequence whose next page is being computed by a running one stays waiting until that page is published, then shares
+it: choices of one request and prompts with a common beginning compute it once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from pdbus.engine.sequence import Sequence
+from pdbus.errors import DeadlineExceeded, Overloaded, PdbusError, TooLarge
+from pdbus.kv.pages import PageTable
+from pdbus.messages.common import Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    page_tokens: int
+    chunk_tokens: int
+    """Prompt tokens in one step, over all sequences; at least a page."""
+    running: int
+    """Sequences in steps at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Compute `tokens` tokens of the sequence, from its first uncomputed one on."""
+
+    sequence: Sequence
+    tokens: int
+
+    @property
+    def last(self) -> bool:
+        """All known tokens are computed after it: the next one can be sampled."""
+        return self.tokens == self.sequence.remaining
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One round: what started, what ended without being computed, and what to compute (by root, in separate passes)."""
+
+    started: tuple[Sequence, ...]
+    failed: tuple[tuple[Sequence, PdbusError], ...]
+    groups: tuple[tuple[Chunk, ...], ...]
+
+
+class Scheduler:
+    def __init__(self, pages: PageTable, limits: Limits) -> None:
+        if limits.chunk_tokens < limits.page_tokens:
+            raise ValueError(f"a chunk of {limits.chunk_tokens} tokens is less than a page of {limits.page_tokens}")
+        self.pages = pages
+        self.limits = limits
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        """In order of admission: the last one is the youngest."""
+        self._computing: set[Digest] = set()
+        """Keys of pages that running sequences are about to compute. A hint: a miss costs computing a page twice."""
+
+    def add(self, sequence: Sequence) -> None:
+        """One that already owns its pages runs at once; any other waits for them."""
+        if sequence.hold.pages:
+            self.running.append(sequence)
+        else:
+            self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> bool:
+        """Forgets it; False where it isn't here. Its pages stay with its hold."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._computing.difference_update(key.digest for key in sequence.keys[sequence.published :])
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        else:
+            return False
+        return True
+
+    def turn(self, now_s: float) -> Turn:
+        """Decides the next round. What failed is already removed; its pages are still its own, except a victim's."""
+        failed = self._expire(now_s)
+        started = self._admit(failed)
+        failed += self._grow()
+        return Turn(tuple(started), tuple(failed), self._groups())
+
+    def computed(self, chunk: Chunk) -> None:
+        """Notes that a chunk is in its pages, and publishes the pages that it filled."""
+        chunk.sequence.computed += chunk.tokens
+        self.publish(chunk.sequence)
+
+    def publish(self, sequence: Sequence) -> None:
+        """Makes the sequence's full pages findable that are not yet."""
+        pages = sequence.hold.pages
+        full = min(sequence.computed // self.limits.page_tokens, len(sequence.keys))
+        for at in range(sequence.published, full):
+            key = sequence.keys[at]
+            self.pages.publish(pages[at], key)
+            self._computing.discard(key.digest)
+        sequence.published = max(sequence.published, full)
+
+    def _expire(self, now_s: float) -> list[tuple[Sequence, PdbusError]]:
+        late = [one for one in (*self.waiting, *self.running) if one.deadline.at_monotonic_s <= now_s]
+        for sequence in late:
+            self.remove(sequence)
+        return [(sequence, DeadlineExceeded("the deadline passed while the answer was computed")) for sequence in late]
+
+    def _admit(self, failed: list[tuple[Sequence, PdbusError]]) -> list[Sequence]:
+        started: list[Sequence] = []
+        for sequence in list(self.waiting):
+            if len(self.running) >= self.limits.running:
+                break
+            wanted = -(-len(sequence.tokens) // self.limits.page_tokens)
+            if wanted > self.pages.total:
+                self.waiting.remove(sequence)
+                failed.append(
+                    (sequence, TooLarge(f"{len(sequence.tokens)} tokens are more than this worker's KV pool"))
+                )
+                continue
+            shared = self._shared_pages(sequence)
+            if shared < len(sequence.keys) and sequence.keys[shared].digest in self._computing:
+                continue
+            if not self._start(sequence, wanted):
+                break  # those behind it wait too: a large prompt must not starve
+            started.append(sequence)
+        return started
+
+    def _shared_pages(self, sequence: Sequence) -> int:
+        # One token at least is always computed: the next one is sampled from its logits.
+        most = (len(sequence.tokens) - 1) // self.limits.page_tokens
+        return self.pages.matching(sequence.keys[:most])
+
+    def _start(self, sequence: Sequence, wanted: int) -> bool:
+        most = (len(sequence.tokens) - 1) // self.limits.page_tokens
+        hold = self.pages.hold()
+        shared = hold.match(sequence.keys[:most])
+        if not self.pages.can_allocate(wanted - shared):
+            hold.release()
+            return False
+        hold.allocate(wanted - shared)
+        sequence.hold = hold
+        sequence.computed, sequence.published = shared * self.limits.page_tokens, shared
+        self._computing.update(key.digest for key in sequence.keys[shared:])
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        return True
+
+    def _grow(self) -> list[tuple[Sequence, PdbusError]]:
+        """Gives each running sequence the page that its next token needs. The youngest pay where there is none."""
+        victims: list[tuple[Sequence, PdbusError]] = []
+        for sequence in list(self.running):
+            while sequence in self.running and self._lacks_page(sequence):
+                if self.pages.can_allocate(1):
+                    sequence.hold.allocate(1)
+                    continue
+                victim = self.running[-1]
+                self.remove(victim)
+                victim.hold.release()
+                victims.append((victim, Overloaded("no KV pages are left for this answer to grow")))
+        return victims
+
+    def _lacks_page(self, sequence: Sequence) -> bool:
+        return len(sequence.hold.pages) * self.limits.page_tokens < len(sequence.tokens)
+
+    def _groups(self) -> tuple[tuple[Chunk, ...], ...]:
+        groups: dict[Digest, list[Chunk]] = {}
+        for chunk in self._chunks():
+            groups.setdefault(chunk.sequence.ticket.root, []).append(chunk)
+        return tuple(tuple(group) for group in groups.values())
+
+    def _chunks(self) -> list[Chunk]:
+        """Answers first, one token each. Prompts share the budget evenly; what one leaves goes to the first in line."""
+        active = [one for one in self.running if one.ready and not one.cancelled]
+        tokens = {id(one): 1 for one in active if one.remaining == 1}
+        prompts = [one for one in active if one.remaining > 1]
+        budget = self.limits.chunk_tokens
+        share = max(budget // max(len(prompts), 1), self.limits.page_tokens)
+        for sequence in prompts:
+            tokens[id(sequence)] = self._cut(sequence, min(share, budget))
+            budget -= tokens[id(sequence)]
+        for sequence in prompts:
+            more = self._cut(sequence, tokens[id(sequence)] + budget) - tokens[id(sequence)]
+            tokens[id(sequence)] += more
+            budget -= more
+        return [Chunk(one, tokens[id(one)]) for one in active if tokens[id(one)]]
+
+    def _cut(self, sequence: Sequence, tokens: int) -> int:
+        """The largest chunk of at most `tokens` tokens that ends at a page boundary or at the sequence's end."""
+        if tokens >= sequence.remaining:
+            return sequence.remaining
+        size = self.limits.page_tokens
+        return max((sequence.computed + tokens) // size * size - sequence.computed, 0)

@@ -1,0 +1,131 @@
+"""One choice of one request, as the engine computes it, and what the engine tells of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from pdbus.context import Deadline
+from pdbus.errors import PdbusError
+from pdbus.kv.pages import PageHold
+from pdbus.kv.prefix import PageKey
+from pdbus.messages.common import Ticket
+from pdbus.messages.router import Finish, TokenLogprob
+from pdbus.model.sampler import Sampler
+
+if TYPE_CHECKING:
+    from pdbus.engine.version import Version
+
+Key: TypeAlias = tuple[str, int]
+"""(session, attempt): names a sequence, a lease and a KV stream."""
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """Tokens, and how far their KV is computed.
+
+    The engine's thread alone changes it after `Core.submit`, except that the event loop may write into the pages of
+    one that is not `ready`. With `handoff` the sequence ends with its first new token, each layer's KV is announced,
+    and its pages stay with it until `Core.discard`; without, it goes on to its end and its pages are freed there.
+    """
+
+    ticket: Ticket
+    version: Version
+    """The one root that it is computed from; pinned by whoever submits it until it has ended."""
+    deadline: Deadline
+    hold: PageHold
+    """Empty: the engine takes pages as soon as there are any."""
+    handoff: bool = False
+    sampled: tuple[int, ...] = ()
+    """Tokens of the answer after those of the ticket, sampled elsewhere in the same attempt."""
+    keys: tuple[PageKey, ...] = ()
+    """Of all full pages that it may share and publish; none: its pages stay private."""
+    computed: int = 0
+    """Tokens from the first on whose KV is in its pages."""
+    ready: bool = True
+    """False: admitted, but the event loop still fills some of its pages."""
+    cancelled: bool = False
+    published: int = 0
+    """Pages from the first on that are findable under `keys`, its own or shared ones."""
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    """As far as computed, where the ticket asks for them."""
+    tokens: list[int] = field(init=False)
+    sampler: Sampler = field(init=False)
+
+    def __post_init__(self) -> None:
+        ticket = self.ticket
+        self.tokens = [*ticket.tokens, *self.sampled]
+        self.sampler = Sampler(
+            ticket.sampling,
+            seed=ticket.seed,
+            choice=ticket.choice,
+            prompt=ticket.prompt,
+            delivered=(*ticket.delivered, *self.sampled),
+        )
+
+    @property
+    def key(self) -> Key:
+        return self.ticket.session, self.ticket.attempt
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.handoff and self.ticket.prompt_logprobs is not None
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to be computed before the next one can be sampled."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def output_index(self) -> int:
+        """Output index of the next token."""
+        return len(self.tokens) - len(self.ticket.prompt)
+
+    def append(self, token: int) -> Finish | None:
+        """Takes the next token. A stop id ends the answer and is not part of it."""
+        if token in self.ticket.stop_ids:
+            return "stop"
+        self.tokens.append(token)
+        full = self.output_index >= self.ticket.max_tokens or len(self.tokens) >= self.version.config.max_positions
+        return "length" if full else None
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Admitted: it has its pages, and the KV of its first `cached_tokens` tokens was found in them."""
+
+    sequence: Sequence
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReady:
+    """The KV of `tokens` tokens from `start` on is final in this layer's pages. Only with `handoff`."""
+
+    sequence: Sequence
+    layer: int
+    start: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """The next token (`ids` empty where a stop id or a limit of 0 ended the answer), and the answer's end with it."""
+
+    sequence: Sequence
+    index: int
+    ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: Finish | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The engine has let go of the sequence, and says nothing of it any more. `error`: why it ended early."""
+
+    sequence: Sequence
+    error: PdbusError | None = None
+
+
+Event: TypeAlias = Started | LayerReady | Produced | Ended

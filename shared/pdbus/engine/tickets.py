@@ -1,0 +1,73 @@
+"""What a worker checks of a ticket before it takes it. The router has checked the same in the caller's terms."""
+
+from __future__ import annotations
+
+from pdbus.context import Deadline
+from pdbus.errors import InvalidRequest, TooLarge
+from pdbus.messages.common import Sampling, Ticket
+from pdbus.model.config import ModelConfig
+
+MOST_STOP_IDS = 64
+MOST_TOP_LOGPROBS = 20
+_PROMPT_LOGPROB_BYTES = 800_000
+"""They travel in one item of one frame, which has to fit into a bus message of 1 MiB."""
+
+
+def check_ticket(ticket: Ticket, model: str, config: ModelConfig) -> Deadline:
+    """Returns the ticket's deadline. Raises InvalidRequest that names the field, or DeadlineExceeded."""
+    deadline = Deadline.from_wire(ticket.deadline_ns)
+    deadline.check("the request began")
+    if ticket.model != model:
+        raise InvalidRequest(f"this worker serves {model}, not {ticket.model}", param="model")
+    if ticket.attempt < 1 or ticket.choice < 0:
+        raise InvalidRequest("attempts count from 1 and choices from 0", param="attempt")
+    if not ticket.prompt:
+        raise InvalidRequest("the prompt is empty", param="prompt")
+    if len(ticket.tokens) + 1 > config.max_positions:
+        raise TooLarge(
+            f"{len(ticket.tokens)} tokens leave no room in a context of {config.max_positions}", param="prompt"
+        )
+    if not all(0 <= token < config.vocab_size for token in ticket.tokens):
+        raise InvalidRequest(f"a token id is outside the vocabulary of {config.vocab_size}", param="prompt")
+    least = 0 if ticket.prompt_logprobs is not None else 1
+    if ticket.max_tokens < len(ticket.delivered) + least:
+        raise InvalidRequest(f"max_tokens {ticket.max_tokens} leaves nothing to generate", param="max_tokens")
+    if len(ticket.stop_ids) > MOST_STOP_IDS:
+        raise TooLarge(f"{len(ticket.stop_ids)} stop ids are more than {MOST_STOP_IDS}", param="stop")
+    if not 0 <= ticket.seed < 1 << 64:
+        raise InvalidRequest("a seed is an unsigned 64-bit integer", param="seed")
+    _check_sampling(ticket.sampling, config)
+    _check_prompt_logprobs(ticket)
+    return deadline
+
+
+def _check_sampling(sampling: Sampling, config: ModelConfig) -> None:
+    if not all(0 <= token < config.vocab_size for token, _ in sampling.logit_bias):
+        raise InvalidRequest("logit_bias names a token outside the vocabulary", param="logit_bias")
+    if sampling.repetition_penalty <= 0:
+        raise InvalidRequest("repetition_penalty must be above 0", param="repetition_penalty")
+    numbers = (
+        sampling.temperature,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.repetition_penalty,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        *(bias for _, bias in sampling.logit_bias),
+    )
+    if not all(abs(number) < 1e9 for number in numbers):  # false for NaN as well
+        raise InvalidRequest("a sampling field is not a finite number", param="sampling")
+    if sampling.temperature < 0 or not 0 <= sampling.min_p <= 1 or not 0 <= sampling.top_p <= 1 or sampling.top_k < 0:
+        raise InvalidRequest("a sampling field is out of its range", param="sampling")
+    if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MOST_TOP_LOGPROBS:
+        raise InvalidRequest(f"logprobs must be 0 to {MOST_TOP_LOGPROBS}", param="logprobs")
+
+
+def _check_prompt_logprobs(ticket: Ticket) -> None:
+    wanted = ticket.prompt_logprobs
+    if wanted is None:
+        return
+    if not 0 <= wanted <= MOST_TOP_LOGPROBS:
+        raise InvalidRequest(f"prompt_logprobs must be 0 to {MOST_TOP_LOGPROBS}", param="prompt_logprobs")
+    if len(ticket.prompt) * (32 + 16 * wanted) > _PROMPT_LOGPROB_BYTES:
+        raise TooLarge("log-probabilities of so long a prompt don't fit into an answer", param="prompt_logprobs")
