@@ -5,20 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from pdbus.model import tokens
 from pdbus.model.gguf_metadata import Metadata
+from pdbus.model.pretokenizer import CUTS, Cut
 from pdbus.model.refusal import CheckpointError, UnsupportedModel
 from pdbus.model.source import dump
 
 # The kinds of token that matter here, of gguf's TokenType
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-
-_QWEN2 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3 = _QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+MAX_TOKEN_CHARS = 512
 _SPACE = "▁"  # SentencePiece's mark for a space
 
 
@@ -31,47 +28,48 @@ class Vocabulary:
 
 
 def read_vocabulary(metadata: Metadata) -> Vocabulary:
-    """Builds the tokenizer that `metadata` describes. Raises UnsupportedModel for a kind that isn't known exactly."""
+    """Builds the tokenizer that `metadata` describes.
+
+    Raises CheckpointError for a broken vocabulary, UnsupportedModel for a kind that isn't known exactly.
+    """
     texts = metadata.texts("tokenizer.ggml.tokens")
     kinds = metadata.numbers("tokenizer.ggml.token_type")
     if len(kinds) != len(texts) or len(set(texts)) != len(texts):
         raise CheckpointError.of(metadata.path, "tokenizer.ggml.tokens must be unique and have a token_type each")
+    if max(map(len, texts), default=0) > MAX_TOKEN_CHARS:
+        raise CheckpointError.of(
+            metadata.path, f"a token of more than {MAX_TOKEN_CHARS} characters is in its vocabulary"
+        )
+    if metadata.flag("tokenizer.ggml.add_eos_token", False):
+        raise UnsupportedModel(f"{metadata.path}: add_eos_token would end every prompt before its answer")
+    special = tokens.SpecialTokens(*(_special(metadata, kind, texts) for kind in ("bos", "eos", "unknown")))
     model = metadata.text("tokenizer.ggml.model")
-    special = {kind: _special(metadata, kind, texts) for kind in ("bos", "eos", "unknown")}
+    cut = _cut(metadata) if model == "gpt2" else None
+    if model not in ("gpt2", "llama"):
+        raise UnsupportedModel(f"{metadata.path}: tokenizer model {model!r:.80} is not served: gpt2 and llama are")
     try:
-        if model == "gpt2":
-            tokenizer = _byte_level(metadata, texts)
-            bos_by_default = metadata.text("tokenizer.ggml.pre") in ("llama-bpe", "llama3", "llama-v3")
-        elif model == "llama":
-            tokenizer = _sentencepiece(metadata, texts, special["unknown"])
-            bos_by_default = True
-        else:
-            raise UnsupportedModel(f"{metadata.path}: tokenizer model {model!r:.80} is not served: gpt2 and llama are")
+        tokenizer = _byte_level(metadata, texts, cut) if cut else _sentencepiece(metadata, texts, special.unk)
         _add_tokens(tokenizer, texts, kinds)
     except CheckpointError:
         raise
     except Exception as error:  # the library raises plain Exception
         raise CheckpointError.of(metadata.path, f"its vocabulary makes no tokenizer: {error}") from error
-    if metadata.flag("tokenizer.ggml.add_eos_token", False):
-        raise UnsupportedModel(f"{metadata.path}: add_eos_token would end every prompt before its answer")
-    bos = special["bos"]
-    if bos is not None and metadata.flag("tokenizer.ggml.add_bos_token", bos_by_default):
-        tokens.add_beginning(tokenizer, bos)
-    named = tokens.SpecialTokens(bos, special["eos"], special["unknown"])
-    return _vocabulary(metadata, tokenizer, named, len(texts))
+    bos_by_default = cut is None or cut.bos
+    if special.bos is not None and metadata.flag("tokenizer.ggml.add_bos_token", bos_by_default):
+        tokens.add_beginning(tokenizer, special.bos)
+    return _vocabulary(metadata, tokenizer, special, len(texts))
 
 
 def _vocabulary(metadata: Metadata, tokenizer: Any, special: tokens.SpecialTokens, size: int) -> Vocabulary:
-    ids = {f"{kind}_token_id": metadata.integer(f"tokenizer.ggml.{kind}_token_id", -1) for kind in ("bos", "eos")}
-    ids = {name: token for name, token in ids.items() if token >= 0}
-    ends = [metadata.integer(f"tokenizer.ggml.{kind}_token_id", size) for kind in ("eos", "eot", "eom")]
-    generation = {"eos_token_id": sorted({token for token in ends if 0 <= token < size})}
+    named = {kind: metadata.integer(f"tokenizer.ggml.{kind}_token_id", -1) for kind in ("bos", "eos", "eot", "eom")}
+    named = {kind: token for kind, token in named.items() if 0 <= token < size}
+    ids = {f"{kind}_token_id": named[kind] for kind in ("bos", "eos") if kind in named}
+    # An instruct model may end its turn (eot) or its message (eom) by other tokens than the text (eos)
+    ends = sorted({token for kind, token in named.items() if kind != "bos"})
     meta = {
         "tokenizer.json": tokenizer.to_str().encode(),
         "tokenizer_config.json": tokens.tokenizer_config(tokenizer, special),
-        "generation_config.json": dump(
-            generation | {"bos_token_id": ids["bos_token_id"]} if "bos_token_id" in ids else generation
-        ),
+        "generation_config.json": dump(ids | {"eos_token_id": ends}),
     }
     if "tokenizer.chat_template" in metadata:
         meta["chat_template.jinja"] = metadata.text("tokenizer.chat_template").encode()
@@ -88,32 +86,27 @@ def _special(metadata: Metadata, kind: str, texts: list[str]) -> str | None:
     return texts[token]
 
 
-def _byte_level(metadata: Metadata, texts: list[str]) -> Any:
-    """BPE over bytes written as printable characters (GPT-2); how text is cut first is known by a name only."""
+def _cut(metadata: Metadata) -> Cut:
     name = metadata.text("tokenizer.ggml.pre", "default")
-    if name == "smollm":
-        cut = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    elif name == "gpt-2":
-        cut = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    elif name in ("llama-bpe", "llama3", "llama-v3", "qwen2"):
-        pattern = Regex(_QWEN2 if name == "qwen2" else _LLAMA3)
-        bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        cut = [pre_tokenizers.Split(pattern, "isolated", invert=False), bytes_only]
-    elif name == "default":
+    if name == "default":
         raise UnsupportedModel(f"{metadata.path}: it doesn't say how text is cut before BPE; convert the model again")
-    else:
+    if name not in CUTS:
         raise UnsupportedModel(
-            f"{metadata.path}: pre-tokenizer {name!r:.80} is not served: smollm, llama-bpe, qwen2, gpt-2 are"
+            f"{metadata.path}: pre-tokenizer {name!r:.80} is not served; these are: {', '.join(CUTS)}"
         )
-    merges = [tuple(merge.split(" ")) for merge in metadata.texts("tokenizer.ggml.merges")]
-    if any(len(merge) != 2 for merge in merges):
-        raise CheckpointError.of(metadata.path, "tokenizer.ggml.merges must hold pairs")
+    return CUTS[name]
+
+
+def _byte_level(metadata: Metadata, texts: list[str], cut: Cut) -> Any:
+    """BPE over bytes, which are written as printable characters (GPT-2)."""
+    pairs = [merge.partition(" ") for merge in metadata.texts("tokenizer.ggml.merges")]
+    merges = [(left, right) for left, _, right in pairs]
     vocab = {text: index for index, text in enumerate(texts)}
-    whole_words_first = name in ("llama-bpe", "llama3", "llama-v3")
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=whole_words_first))
-    if name == "qwen2":
-        tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cut)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=cut.whole_words))
+    normalizer = cut.normalizer()
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = cut.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -124,27 +117,28 @@ def _sentencepiece(metadata: Metadata, texts: list[str], unknown: str | None) ->
     vocab = {text: index for index, text in enumerate(texts)}
     if len(scores) != len(texts) or any(f"<0x{byte:02X}>" not in vocab for byte in range(256)):
         raise CheckpointError.of(metadata.path, "its vocabulary needs a score for each token and a token for each byte")
-    model = models.BPE(vocab=vocab, merges=_merges(vocab, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    tokenizer = Tokenizer(model)
-    to_spaces = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    merges = _merges(vocab, scores)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    to_text: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    to_marks: list[Any] = [normalizers.Replace(" ", _SPACE)]
     if metadata.flag("tokenizer.ggml.add_space_prefix", True):
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])
-        tokenizer.decoder = decoders.Sequence([*to_spaces, decoders.Strip(" ", 1, 0)])
-    else:
-        tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
-        tokenizer.decoder = decoders.Sequence(to_spaces)
+        to_marks = [normalizers.Prepend(_SPACE), *to_marks]
+        to_text = [*to_text, decoders.Strip(" ", 1, 0)]
+    tokenizer.normalizer = normalizers.Sequence(to_marks)
+    tokenizer.decoder = decoders.Sequence(to_text)
     return tokenizer
 
 
 def _merges(vocab: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
     """Every split of every token into two tokens, in the order in which SentencePiece would join them."""
     found = [
-        (-scores[index], len(text[:cut]), len(text[cut:]), vocab[text[:cut]], vocab[text[cut:]], text[:cut], text[cut:])
+        (-scores[index], index, cut)
         for text, index in vocab.items()
         for cut in range(1, len(text))
         if text[:cut] in vocab and text[cut:] in vocab
     ]
-    return [(entry[5], entry[6]) for entry in sorted(found)]
+    by_index = list(vocab)
+    return [(by_index[index][:cut], by_index[index][cut:]) for _, index, cut in sorted(found)]
 
 
 def _add_tokens(tokenizer: Any, texts: list[str], kinds: list[float]) -> None:
