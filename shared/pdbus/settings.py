@@ -43,6 +43,8 @@ class Settings:
     """Whether metrics go to the OTLP endpoint too; "none" for a collector that takes only traces, as Jaeger does."""
     drain_s: float = 10.0
     """How long running work may take to finish after SIGTERM."""
+    slots: Path | None = None
+    """A folder that equal processes share: each takes its id and data folder from it (runtime/slots.py)."""
     lifeline_fd: int | None = None
     """The end of a pipe that the launcher gave this process: when it breaks, the process ends (runtime/lifeline.py)."""
 
@@ -53,9 +55,11 @@ class Settings:
             raise SettingsError("PDBUS_MODEL must be a name of 1 to 128 characters")
 
 
-def load(cls: type[T], environ: Mapping[str, str] | None = None) -> T:
-    """Reads `cls` from the environment. Raises SettingsError that names the variable and what it may hold."""
-    environ = os.environ if environ is None else environ
+def load(cls: type[T], environ: Mapping[str, str] | None = None, over: Mapping[str, str] | None = None) -> T:
+    """Reads `cls` from the environment, with the variables `over` it.
+
+    Raises SettingsError that names the variable and what it may hold."""
+    environ = {**(os.environ if environ is None else environ), **(over or {})}
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
     for item in dataclasses.fields(cls):

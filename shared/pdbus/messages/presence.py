@@ -37,6 +37,8 @@ class Card:
     roots: tuple[Digest, ...] = ()
     """Roots that this process can serve at once."""
     load: Load = Load()
+    host: str = ""
+    """Name of the machine or container that it runs on."""
     bulk: str = ""
     """Bulk address."""
     compute_class: str = ""

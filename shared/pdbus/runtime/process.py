@@ -14,9 +14,11 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
+import platform
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 
 from pdbus.bus.bus import connect
@@ -27,24 +29,31 @@ from pdbus.messages.presence import Card, State
 from pdbus.runtime import logs
 from pdbus.runtime.lifeline import lifeline
 from pdbus.runtime.service import S, Service
+from pdbus.runtime.slots import slot
+from pdbus.runtime.stop import Stop
 from pdbus.settings import SettingsError, load
 from pdbus.telemetry import Telemetry, telemetry
 
 log = logging.getLogger(__name__)
 
 _CONNECT_S = 120.0
-_CLOSE_S = 10.0
 
 
 def run(service_class: type[Service[S]], settings_class: type[S]) -> int:
     """Runs one service until it is told to stop. Returns the exit code: 0 stopped, 1 failed, 2 wrong settings."""
-    try:
-        settings = load(settings_class)
-        logs.configure(service_class.name, settings.id, settings.log_level, settings.log_format)
-    except (SettingsError, ValueError) as error:
-        sys.stderr.write(f"pdbus {service_class.name}: {error}\n")
-        return 2
-    with telemetry(settings, service_class.name) as exporting, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    name = service_class.name
+    with ExitStack() as stack:
+        try:
+            settings = load(settings_class)
+            if settings.slots is not None:
+                place = stack.enter_context(slot(settings.slots, name))
+                settings = load(settings_class, over={"PDBUS_ID": place.name, "PDBUS_DATA": str(place)})
+            logs.configure(name, settings.id, settings.log_level, settings.log_format)
+        except (SettingsError, ValueError, OSError) as error:
+            sys.stderr.write(f"pdbus {name}: {error}\n")
+            return 2
+        exporting = stack.enter_context(telemetry(settings, name))
+        runner = stack.enter_context(asyncio.Runner(loop_factory=_loop_factory()))
         return runner.run(_main(service_class, settings, exporting))
 
 
@@ -57,40 +66,9 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-class _Stop:
-    """A request to stop: it interrupts a start, ends the serving, and when repeated cuts the drain short."""
-
-    def __init__(self) -> None:
-        self.requested = asyncio.Event()
-        self.hurry = asyncio.Event()
-        self.starting = True
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
-
-    def request(self, reason: str) -> None:
-        log.info("stopping: %s", reason)
-        if self.requested.is_set():
-            self.hurry.set()
-        elif self.starting and self._task is not None:
-            self._task.cancel()
-        self.requested.set()
-
-    def launcher_lost(self) -> None:
-        """From the lifeline's thread. No drain: the launcher's NATS server goes as well."""
-
-        def lost() -> None:
-            self.hurry.set()
-            self.request("the launcher is gone")
-
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(lost)
-
-
 async def _main(service_class: type[Service[S]], settings: S, exporting: Telemetry) -> int:
-    stop = _Stop()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.request, number.name)
+    stop = Stop()
+    stop.on_signals(signal.SIGTERM, signal.SIGINT)
     with lifeline(settings.lifeline_fd, stop.launcher_lost):
         try:
             log.info("connecting to NATS at %s", settings.nats_url)
@@ -110,7 +88,7 @@ async def _main(service_class: type[Service[S]], settings: S, exporting: Telemet
             return 1
 
 
-async def _live(service: Service[S], exporting: Telemetry, stop: _Stop) -> int:
+async def _live(service: Service[S], exporting: Telemetry, stop: Stop) -> int:
     bus, state = service.bus, _State(service)
     try:
         async with Presence(bus, state.card) as presence, exporting.load(service.load), service:
@@ -147,13 +125,14 @@ class _State:
                 state=self.name,
                 model=service.settings.model,
                 load=service.load(),
+                host=platform.node(),
                 bulk=bus.bulk.address,
             )
         )
         return replace(card, state="draining") if self.name == "draining" else card
 
 
-async def _wind_down(service: Service[S], stop: _Stop) -> None:
+async def _wind_down(service: Service[S], stop: Stop) -> None:
     """Steps 1 and 2. Never raises an error: closing has to follow in any case."""
     try:
         await service.stop_intake()
