@@ -30,7 +30,7 @@ def encode(message: object) -> bytes:
 
 
 def decode(cls: type[T], data: bytes | bytearray | memoryview) -> T:
-    """A checked `cls` from the wire. Raises InvalidRequest, whatever `data` is, and nothing else; `param`: the field."""
+    """A checked `cls` from the wire. Raises InvalidRequest, whatever `data` is, and only that; `param`: the field."""
     try:
         # Lengths are limited by the size of `data`, so a small message can't claim a large allocation.
         plain = msgpack.unpackb(data, timestamp=1, ext_hook=_no_extensions)

