@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdbus.errors import InvalidRequest
+from pdbus.kv.format import PageFormat
+
+size = st.integers(1, 9999)
+
+
+@given(size, size, size, size)
+def test_the_spelling_reads_back(layers: int, kv_heads: int, head_dim: int, page_tokens: int) -> None:
+    page_format = PageFormat(layers, kv_heads, head_dim, page_tokens)
+    assert PageFormat.parse(str(page_format)) == page_format
+
+
+def test_golden_spelling_and_sizes_of_the_default_model() -> None:
+    page_format = PageFormat(layers=30, kv_heads=3, head_dim=64)
+    assert str(page_format) == "kv1-l30-t16-h3-d64-fp32"
+    assert page_format.layer_bytes == 2 * 16 * 3 * 64 * 4
+    assert page_format.page_bytes == 30 * page_format.layer_bytes
+    assert [page_format.pages_for(tokens) for tokens in (0, 1, 16, 17)] == [0, 1, 1, 2]
+    assert page_format.pages_within(3 * page_format.page_bytes + 1) == 3
+
+
+@pytest.mark.parametrize(
+    "text", ["", "kv1", "kv2-l30-t16-h3-d64-fp32", "kv1-l0-t16-h3-d64-fp32", "kv1-l30-t16-h3-d64-int3", "x" * 10_000]
+)
+def test_another_spelling_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        PageFormat.parse(text)
+
+
+def test_a_size_of_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        PageFormat(layers=0, kv_heads=1, head_dim=1)
