@@ -27,6 +27,7 @@ from pdbus.context import Deadline
 from pdbus.errors import PdbusError
 from pdbus.messages.presence import Card, State
 from pdbus.runtime import logs
+from pdbus.runtime.first import first
 from pdbus.runtime.lifeline import lifeline
 from pdbus.runtime.service import S, Service
 from pdbus.runtime.slots import slot
@@ -97,7 +98,7 @@ async def _live(service: Service[S], exporting: Telemetry, stop: Stop) -> int:
             state.name = "ready"
             await presence.announce()
             log.info("ready")
-            await _first(stop.requested, service.failed)
+            await first(stop.requested.wait(), service.failed.wait())
             state.name = "draining"
             await presence.announce()
             await _wind_down(service, stop)
@@ -140,27 +141,15 @@ async def _wind_down(service: Service[S], stop: Stop) -> None:
             log.error("the service failed", exc_info=service.failure)
             return
         deadline = Deadline.after(service.settings.drain_s)
-        draining = asyncio.ensure_future(service.drain(deadline))
-        hurrying = asyncio.ensure_future(stop.hurry.wait())
-        done, pending = await asyncio.wait(
-            {draining, hurrying}, timeout=deadline.remaining_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-        if draining in done:
-            draining.result()
-        else:
+        drained = False
+
+        async def drain() -> None:
+            nonlocal drained
+            await service.drain(deadline)
+            drained = True
+
+        await first(drain(), stop.hurry.wait(), within_s=deadline.remaining_s)
+        if not drained:
             log.warning("closing with work still running: %s", service.load())
     except Exception:
         log.exception("winding down failed")
-
-
-async def _first(*events: asyncio.Event) -> None:
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)

@@ -1,8 +1,8 @@
 """A durable identity for each of several equal processes that share a folder.
 
-A container's host name changes whenever it is made anew, but a param-server is a member for good, under one id, with one
-block store. Replicas that share a volume therefore take numbered places in it: the first place whose lock is free is
-this process's id and data folder, and the next container that is started takes up what an ended one left.
+A container's host name changes whenever it is made anew, but a param-server is a member for good, under one id, with
+one block store. Replicas that share a volume therefore take numbered places in it: the first place whose lock is free
+is this process's id and data folder, and the next container that is started takes up what an ended one left.
 """
 
 from __future__ import annotations

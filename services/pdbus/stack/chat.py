@@ -1,0 +1,162 @@
+"""`pdbus chat`: a conversation with any OpenAI-compatible server, streamed."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.markup import escape
+
+from pdbus.context import new_id
+from pdbus.errors import PdbusError, Unavailable
+
+_RETRY_STATUS = frozenset({429, 502, 503, 504})
+_RETRY_FOR_S = 60.0
+_IDLE_S = 120.0
+"""Longest silence within an answer."""
+_FIRST_BACKOFF_S = 0.25
+_LONGEST_BACKOFF_S = 5.0
+
+Message = dict[str, str]
+
+
+class Refused(PdbusError):
+    """The server answered with an error that asking again won't change."""
+
+
+class Chat:
+    """Keeps the messages of one conversation."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        self._secure = parts.scheme == "https"
+        self._host = parts.netloc
+        self._path = parts.path.rstrip("/").removesuffix("/v1")
+        self._messages: list[Message] = []
+        self.url = f"{parts.scheme}://{parts.netloc}{self._path}"
+        self.model = ""
+        """The server's first one, once `ask` or `connect` found it."""
+
+    def connect(self) -> None:
+        """Finds the model's name. Raises Unavailable when nobody answers for a minute."""
+        answer = self._retried("GET", "/v1/models", None)
+        with closing(answer):
+            models = json.loads(answer.read())["data"]
+        if not models:
+            raise Unavailable(f"{self.url} serves no model")
+        self.model = models[0]["id"]
+
+    def ask(self, prompt: str) -> Iterator[str]:
+        """Yields the answer's text as it comes. What came joins the conversation, also when the caller stops early.
+
+        Raises Refused or Unavailable; then the conversation is as before."""
+        asked = [*self._messages, {"role": "user", "content": prompt}]
+        answer = self._retried("POST", "/v1/chat/completions", {"model": self.model, "messages": asked, "stream": True})
+        said: list[str] = []
+        try:
+            with closing(answer):  # closing the connection cancels what is still to come
+                for text in _texts(answer):
+                    said.append(text)
+                    yield text
+        finally:
+            if said:
+                self._messages = [*asked, {"role": "assistant", "content": "".join(said)}]
+
+    def _retried(self, method: str, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
+        """Repeats what is retryable, until an answer begins, with one idempotency key."""
+        give_up = time.monotonic() + _RETRY_FOR_S
+        headers = {"content-type": "application/json", "idempotency-key": new_id()}
+        pause = _FIRST_BACKOFF_S
+        while True:
+            wait_s = pause * random.uniform(0.5, 1.5)  # noqa: S311
+            try:
+                answer = self._once(method, path, body, headers)
+                if answer.status == 200:
+                    return answer
+                problem = _problem(answer)
+                if answer.status not in _RETRY_STATUS:
+                    raise Refused(problem)
+                wait_s = max(wait_s, float(answer.headers.get("retry-after") or 0))
+            except (OSError, http.client.HTTPException) as error:
+                problem = f"nobody answers at {self.url} ({error})"
+            if time.monotonic() + wait_s > give_up:
+                raise Unavailable(problem)
+            time.sleep(wait_s)
+            pause = min(pause * 2, _LONGEST_BACKOFF_S)
+
+    def _once(
+        self, method: str, path: str, body: dict[str, Any] | None, headers: dict[str, str]
+    ) -> http.client.HTTPResponse:
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        connection = kind(self._host, timeout=_IDLE_S)
+        try:
+            connection.request(method, self._path + path, json.dumps(body) if body is not None else None, headers)
+            return connection.getresponse()
+        except BaseException:
+            connection.close()
+            raise
+
+
+def _texts(answer: http.client.HTTPResponse) -> Iterator[str]:
+    """The texts of a stream of server-sent events."""
+    for line in answer:
+        if not line.startswith(b"data:"):
+            continue
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            return
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise Unavailable(chunk["error"].get("message", "the answer broke off"))
+        for choice in chunk["choices"]:
+            if text := choice["delta"].get("content"):
+                yield text
+
+
+def _problem(answer: http.client.HTTPResponse) -> str:
+    with closing(answer):
+        body = answer.read(65536)
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {answer.status} {answer.reason}"
+
+
+def converse(chat: Chat, prompt: str | None, console: Console) -> int:
+    """One answer to `prompt`, or a conversation until the end of the input. Ctrl-C stops an answer, or leaves."""
+    chat.connect()
+    if prompt is not None:
+        _say(chat.ask(prompt), console)
+        return 0
+    console.print(f"[dim]{escape(chat.model)} at {chat.url}. Ctrl-C stops an answer, Ctrl-D leaves.[/]")
+    while True:
+        try:
+            prompt = console.input("[bold cyan]you[/]> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            return 0
+        if prompt:
+            try:
+                _say(chat.ask(prompt), console)
+            except KeyboardInterrupt:
+                console.print("\n[dim]stopped[/]")
+            except PdbusError as error:
+                console.print(f"[red]{escape(error.message)}[/]")
+
+
+def _say(texts: Iterator[str], console: Console) -> None:
+    try:
+        for text in texts:
+            console.file.write(text)
+            console.file.flush()
+    finally:
+        if isinstance(texts, Iterator) and hasattr(texts, "close"):
+            texts.close()
+    console.print()

@@ -1,0 +1,157 @@
+"""The `pdbus` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pdbus.errors import PdbusError
+from pdbus.settings import load
+from pdbus.stack.settings import StackSettings
+
+if TYPE_CHECKING:
+    from pdbus.stack.attach import Target
+
+Command = Callable[[argparse.Namespace, StackSettings], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command. Returns its exit code: 0 done, 1 failed, 2 wrong usage."""
+    given = parser().parse_args(arguments)
+    command: Command = given.command
+    try:
+        return command(given, load(StackSettings))
+    except PdbusError as error:
+        sys.stderr.write(f"pdbus: {error.message}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="pdbus", description="LLM serving from small services on NATS")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    up = commands.add_parser("up", help="run everything on this machine")
+    up.set_defaults(command=_up)
+    up.add_argument(
+        "--model", metavar="DIR|FILE.gguf|HUB-ID", help="checkpoint to serve (default: SmolLM2-135M-Instruct)"
+    )
+    up.add_argument("--name", help="the model's name in requests (default: what the checkpoint suggests)")
+    up.add_argument("--host", default="127.0.0.1", help="address of the HTTP front (default: %(default)s)")
+    up.add_argument("--port", type=_port, default=8000, help="its port; 0: a free one (default: %(default)s)")
+    up.add_argument("--precision", choices=["fp32"], default="fp32")
+    for flag, default in (("prefill", 1), ("decode", 1), ("param-servers", 2), ("cache-nodes", 1), ("routers", 1)):
+        up.add_argument(f"--{flag}", type=_count, default=default, metavar="N", help="processes (default: %(default)s)")
+    _data(up)
+
+    chat = commands.add_parser("chat", help="talk to a running stack")
+    chat.set_defaults(command=_chat)
+    chat.add_argument("prompt", nargs="?", help="ask this and leave; without it: a conversation")
+    chat.add_argument("--url", help="of an OpenAI-compatible server (default: the stack of the data folder)")
+    _data(chat)
+
+    status = commands.add_parser("status", help="services, versions and load")
+    status.set_defaults(command=_status)
+    status.add_argument("--json", action="store_true", help="for programs")
+    _data(status)
+
+    weights = commands.add_parser("weights", help="versions of the model").add_subparsers(required=True, metavar="WHAT")
+    log = weights.add_parser("log", help="the change log")
+    log.set_defaults(command=_weights_log)
+    ref = weights.add_parser("ref", help="move a ref to a root")
+    ref.set_defaults(command=_weights_ref)
+    ref.add_argument("ref", metavar="NAME", help="such as stable")
+    ref.add_argument("root", metavar="ROOT", help="a root in hex, or its beginning")
+    for command in (log, ref):
+        _data(command)
+
+    health = commands.add_parser("health", help="exit code 0 if a process is ready (for health checks)")
+    health.set_defaults(command=_health)
+    health.add_argument("--service", required=True, help="its kind, such as decode")
+    health.add_argument("--id", help="its id (default: any process of this host)")
+    return top
+
+
+def _data(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--data", type=Path, metavar="DIR", help="data folder (default: the user's)")
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 64:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 64")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port number")
+    return int(text)
+
+
+# Each command imports what it needs: `pdbus health` must not pay for the launcher.
+
+
+def _up(given: argparse.Namespace, settings: StackSettings) -> int:
+    from rich.console import Console
+
+    from pdbus.stack import up
+    from pdbus.stack.plan import Options, resolve_checkpoint
+
+    options = Options(
+        checkpoint=resolve_checkpoint(given.model) if given.model else up.default_checkpoint(),
+        model=given.name,
+        host=given.host,
+        port=given.port,
+        precision=given.precision,
+        routers=given.routers,
+        param_servers=given.param_servers,
+        cache_nodes=given.cache_nodes,
+        prefill=given.prefill,
+        decode=given.decode,
+    )
+    return up.up(options, given.data or settings.data, settings.nats_url, Console())
+
+
+def _chat(given: argparse.Namespace, settings: StackSettings) -> int:
+    from rich.console import Console
+
+    from pdbus.stack.chat import Chat, converse
+    from pdbus.stack.folder import Folder
+
+    run = Folder(given.data or settings.data).running()
+    url = given.url or (run.url if run else "") or "http://127.0.0.1:8000"
+    return converse(Chat(url), given.prompt, Console(highlight=False))
+
+
+def _target(given: argparse.Namespace, settings: StackSettings) -> Target:
+    from pdbus.stack.attach import find
+
+    return find(given.data or settings.data, settings.nats_url, settings.model)
+
+
+def _status(given: argparse.Namespace, settings: StackSettings) -> int:
+    from pdbus.stack.status import status
+
+    return status(_target(given, settings), json_wanted=given.json)
+
+
+def _weights_log(given: argparse.Namespace, settings: StackSettings) -> int:
+    from pdbus.stack.weights import show_log
+
+    return show_log(_target(given, settings))
+
+
+def _weights_ref(given: argparse.Namespace, settings: StackSettings) -> int:
+    from pdbus.stack.weights import move_ref
+
+    return move_ref(_target(given, settings), given.ref, given.root)
+
+
+def _health(given: argparse.Namespace, settings: StackSettings) -> int:
+    from pdbus.stack.health import health
+
+    return health(settings.nats_url or "nats://127.0.0.1:4222", given.service, given.id)

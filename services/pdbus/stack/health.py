@@ -1,0 +1,35 @@
+"""`pdbus health`: whether a process is ready, by its presence card. For health checks of containers."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import sys
+
+from pdbus.bus.bus import connect
+from pdbus.bus.presence import Fleet
+from pdbus.context import Deadline
+from pdbus.errors import PdbusError
+from pdbus.messages.presence import Card
+
+_WAIT_S = 3.0
+
+
+async def is_ready(nats_url: str, service: str, id: str | None) -> bool:
+    """Whether a card of such a process says ready, or draining, within 3 s."""
+
+    def meant(card: Card) -> bool:
+        chosen = card.id == id if id else card.host == platform.node()
+        return card.service == service and chosen and card.state != "starting"
+
+    try:
+        async with connect(nats_url, name="pdbus health", wait_s=_WAIT_S) as bus, Fleet(bus) as fleet:
+            await fleet.wait_for(lambda seen: any(map(meant, seen.cards())), Deadline.after(_WAIT_S))
+    except PdbusError as error:
+        sys.stderr.write(f"{service} is not ready: {error.message}\n")
+        return False
+    return True
+
+
+def health(nats_url: str, service: str, id: str | None) -> int:
+    return 0 if asyncio.run(is_ready(nats_url, service, id)) else 1

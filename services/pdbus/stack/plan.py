@@ -1,0 +1,91 @@
+"""What a local stack consists of: the processes and their settings, decided before anything starts. Pure."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pdbus.stack.folder import Folder
+
+STOP_ORDER = (("router", "invalidator"), ("prefill", "decode"), ("cache", "param_server"))
+"""Who is stopped together: first those that others' work comes from, last those that it rests on."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `pdbus up` was asked for."""
+
+    checkpoint: str
+    """Directory, GGUF file or hub id."""
+    model: str
+    """Its name in requests; empty: as the checkpoint suggests."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """Of the first router; 0: a free one. Further routers take free ones."""
+    precision: str = "fp32"
+    routers: int = 1
+    param_servers: int = 2
+    cache_nodes: int = 1
+    prefill: int = 1
+    decode: int = 1
+
+
+@dataclass(frozen=True)
+class ProcessPlan:
+    """One child process: `python -m pdbus.<service>` with its settings in the environment."""
+
+    service: str
+    id: str
+    settings: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", f"pdbus.{self.service}"]
+
+
+def processes(options: Options, folder: Folder, nats_url: str, cores: int) -> list[ProcessPlan]:
+    """Every service process of the stack. Engine processes share the cores."""
+    threads = max(1, cores // (options.prefill + options.decode))
+
+    def plan(service: str, number: int, **more: str) -> ProcessPlan:
+        id = f"{service.replace('_', '-')}-{number}"
+        common = {
+            "NATS_URL": nats_url,
+            "PDBUS_ID": id,
+            "PDBUS_MODEL": options.model,
+            "PDBUS_DATA": str(folder.of_process(options.model, id)),
+        }
+        return ProcessPlan(service, id, {**common, **more})
+
+    def router(number: int) -> ProcessPlan:
+        port = options.port if number == 1 else 0
+        return plan("router", number, PDBUS_HTTP_HOST=options.host, PDBUS_HTTP_PORT=str(port))
+
+    checkpoint = {"PDBUS_CHECKPOINT": options.checkpoint, "PDBUS_PRECISION": options.precision}
+    # torch and its BLAS make threads of their own where nothing tells them otherwise.
+    engine = {"PDBUS_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+    counted: tuple[tuple[str, int, dict[str, str]], ...] = (
+        ("param_server", options.param_servers, checkpoint),
+        ("prefill", options.prefill, engine),
+        ("decode", options.decode, engine),
+        ("cache", options.cache_nodes, {}),
+        ("invalidator", 1, {}),
+    )
+    return [plan(service, n, **more) for service, count, more in counted for n in range(1, count + 1)] + [
+        router(n) for n in range(1, options.routers + 1)
+    ]
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def resolve_checkpoint(model: str) -> str:
+    """A path made absolute, so that it means the same to every child; a hub id as it is."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.exists() else model

@@ -1,0 +1,16 @@
+"""What the launcher and the other commands take from the environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pdbus.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackSettings(Settings):
+    nats_url: str = field(default="", metadata={"env": "NATS_URL"})
+    """A running NATS server with JetStream to use; empty: the launcher brings its own."""
+    data: Path | None = None
+    """The data folder; absent: the user's, as the operating system has it."""

@@ -1,0 +1,88 @@
+"""`pdbus status`: who lives, which versions exist and which names point where, what is held."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pdbus.bus.presence import INTERVAL_S, Fleet
+from pdbus.context import Deadline
+from pdbus.messages.presence import Card
+from pdbus.peers.history import HistoryFollower
+from pdbus.stack.attach import Target, attached
+from pdbus.weights.history import History
+
+_LISTEN_S = 2.5 * INTERVAL_S
+"""Long enough to hear every living process twice."""
+_LOG_S = 5.0
+_SHORT = 12
+_STATE_COLOURS = {"ready": "green", "starting": "yellow", "draining": "magenta"}
+
+
+@dataclass(frozen=True)
+class Status:
+    model: str
+    cards: tuple[Card, ...]
+    """Of every living process, also of other models on the same bus, by service and id."""
+    history: History
+
+
+async def look(target: Target) -> Status:
+    """Listens for a moment. Raises Unavailable without a NATS server, DeadlineExceeded when its log does not answer."""
+    async with attached(target) as bus, Fleet(bus) as fleet, HistoryFollower(bus, target.model) as follower:
+        await asyncio.gather(asyncio.sleep(_LISTEN_S), follower.caught_up(Deadline.after(_LOG_S)))
+        living = [card for card in fleet.cards() if fleet.state(card.id) != "dead"]
+        return Status(target.model, tuple(sorted(living, key=lambda card: (card.service, card.id))), follower.history)
+
+
+def as_json(status: Status) -> dict[str, Any]:
+    """For programs; roots in hex."""
+    return {
+        "model": status.model,
+        "services": [{**asdict(card), "roots": [root.hex() for root in card.roots]} for card in status.cards],
+        "refs": {name: root.hex() for name, root in sorted(status.history.refs.items())},
+        "roots": [root.hex() for root in status.history.roots],
+        "param_servers": list(status.history.members),
+    }
+
+
+def show(status: Status, console: Console) -> None:
+    table = Table("service", "id", "state", "roots", "running", "waiting", "pages", "memory", "", box=None)
+    for card in status.cards:
+        load = card.load
+        table.add_row(
+            card.service,
+            card.id,
+            f"[{_STATE_COLOURS[card.state]}]{card.state}[/]",
+            " ".join(root.hex()[:_SHORT] for root in card.roots),
+            str(load.running),
+            str(load.waiting),
+            f"{load.pages_used}/{load.pages_total}" if load.pages_total else "",
+            f"{load.bytes_used / 2**20:.0f}/{load.bytes_total / 2**20:.0f} MiB" if load.bytes_total else "",
+            card.url or card.detail,
+        )
+    console.print(table if status.cards else "no process is heard")
+    versions = Table("version", "refs", "precision", "author", "message", box=None)
+    for root, version in status.history.roots.items():
+        names = [name for name, target in status.history.refs.items() if target == root]
+        commit = version.commit
+        versions.add_row(
+            root.hex()[:_SHORT],
+            " ".join(sorted(names)),
+            *((commit.precision, commit.author, commit.message) if commit else ("", "", "")),
+        )
+    console.print(f"\n[bold]{status.model}[/]", versions)
+
+
+def status(target: Target, *, json_wanted: bool) -> int:
+    found = asyncio.run(look(target))
+    if json_wanted:
+        print(json.dumps(as_json(found), indent=1))  # noqa: T201 - the command's output
+    else:
+        show(found, Console(highlight=False))
+    return 0 if found.cards else 1

