@@ -7,6 +7,7 @@ and never as null, which somebody may send.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -77,8 +78,16 @@ def result_key(fields: Mapping[str, Value], schema: KeySchema = RESULT_FIELDS) -
         raise UndeclaredField(f"no result key without {', '.join(sorted(missing))}")
     # An absent field is [], a present one [value]: no value can pose as absence.
     parts: dict[str, Value] = {name: [fields[name]] if name in fields else [] for name in joining}
+    parts["tokens"] = _packed(fields["tokens"])
     material = canonical.encode(["pdbus result", SCHEMA_VERSION, parts])
     return ResultKey(canonical.content_digest(material), material)
+
+
+def _packed(tokens: Value) -> bytes:
+    """Token ids as 4 bytes each: entries hold their material, and a long prompt is most of it."""
+    if not isinstance(tokens, list | tuple) or not all(type(token) is int and 0 <= token < 1 << 32 for token in tokens):
+        raise TypeError("tokens must be a list of token ids")
+    return struct.pack(f">{len(tokens)}I", *tokens)
 
 
 def deterministic(fields: Mapping[str, Value]) -> bool:

@@ -9,6 +9,9 @@ from pdbus.messages.common import Digest
 
 Kind = Literal["result", "kv", "feature", "model"]
 
+INLINE_BYTES = 64 << 10
+"""Values up to this size travel inside the message, so that a token behind it on the connection does not wait."""
+
 
 @dataclass(frozen=True, slots=True)
 class CacheGet:
@@ -18,7 +21,7 @@ class CacheGet:
     keys: tuple[Digest, ...]
     root: Digest
     receiver: str = ""
-    """Bulk address of the reader; empty: inline values only, larger ones count as absent."""
+    """Bulk address of the reader; empty: inline values only, of larger ones the size is told."""
     stream: str = ""
     max_age_ms: int | None = None
 
@@ -33,7 +36,7 @@ class CacheFound:
     material: bytes = b""
     """What the key was made from, to be compared by the reader: equal digests are not enough."""
     value: bytes | None = None
-    """None with size >= 0: it comes by Bulk."""
+    """None with size >= 0: it comes by Bulk, if the reader named a stream."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,199 @@
+"""The ring of cache nodes, as the router, the workers and the invalidator use it.
+
+A cache may only make things faster: nothing here raises into the request's path, and nothing waits for long. A node
+that is dead, slow or fenced costs misses; its keys fall to their replicas, if they have any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from pdbus.bus.bus import Bus
+from pdbus.bus.presence import Fleet
+from pdbus.caching.ring import HashRing
+from pdbus.context import Deadline, RequestContext
+from pdbus.errors import Conflict, PdbusError
+from pdbus.messages.cache import CacheGet, CachePut, Kind
+from pdbus.messages.common import Digest
+from pdbus.peers.background import Background
+from pdbus.peers.cache_node import CacheNode
+from pdbus.telemetry.spans import meter
+
+log = logging.getLogger(__name__)
+
+GET_S = 0.25
+PUT_S = 5.0
+_WRITES_AT_ONCE = 4
+_WRITES_WAITING = 256
+_WAITING_BYTES = 64 << 20
+
+
+class CacheRing:
+    """Reads and writes entries; its own writes end with it.
+
+    `replicas`: nodes that hold an entry: 2 for answers, 1 for KV pages, which are large and can be computed again.
+    `get_s`: what a read may take in all."""
+
+    def __init__(self, bus: Bus, fleet: Fleet, *, replicas: int, get_s: float = GET_S) -> None:
+        self._bus = bus
+        self._fleet = fleet
+        self._replicas = replicas
+        self._get_s = get_s
+        self._ring = HashRing(())
+        self._nodes: dict[str, CacheNode] = {}
+        self._background = Background(_WRITES_AT_ONCE, _WRITES_WAITING, _WAITING_BYTES)
+        self._reads = meter().create_counter("pdbus.cache.reads", unit="{entry}")
+        self._writes = meter().create_counter("pdbus.cache.writes", unit="{entry}")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._background.close()
+
+    @property
+    def writing(self) -> int:
+        """Writes that are not done yet."""
+        return len(self._background)
+
+    async def get(
+        self,
+        kind: Kind,
+        keys: Sequence[Digest],
+        root: Digest,
+        materials: Sequence[bytes],
+        ctx: RequestContext,
+        *,
+        max_age_s: float | None = None,
+    ) -> list[bytes | None]:
+        """The values of `keys`, in their order; None where absent, or stored under other material than `materials`.
+
+        Takes at most `get_s`, or less where the request's deadline is near. Never raises a PdbusError."""
+        values: list[bytes | None] = [None] * len(keys)
+        owners = [list(self._owners(key)) for key in keys]
+        age_ms = None if max_age_s is None else int(max_age_s * 1e3)
+        deadline = ctx.deadline.within(self._get_s)
+        pending = list(range(len(keys)))
+        for turns_left in range(self._replicas, 0, -1):
+            # A node that hangs may only use up its turn's part of the time, so that the replica has its own.
+            turn = RequestContext(deadline.within(deadline.remaining_s / turns_left), ctx.request_id, ctx.tenant)
+            asked = self._by_node(pending, owners)
+            answers = await asyncio.gather(
+                *(
+                    self._ask(
+                        node,
+                        CacheGet(kind, tuple(keys[at] for at in places), root, max_age_ms=age_ms),
+                        [materials[at] for at in places],
+                        turn,
+                    )
+                    for node, places in asked
+                )
+            )
+            for (_, places), answer in zip(asked, answers, strict=True):
+                for at, value in zip(places, answer or (), strict=False):
+                    values[at] = value
+            pending = [
+                at for (_, places), answer in zip(asked, answers, strict=True) if answer is None for at in places
+            ]
+            if not pending or deadline.passed:
+                break
+        hits = sum(value is not None for value in values)
+        self._count_reads(kind, hits, len(pending), len(keys))
+        return values
+
+    def put(
+        self,
+        kind: Kind,
+        key: Digest,
+        root: Digest,
+        material: bytes,
+        value: bytes,
+        ctx: RequestContext,
+        *,
+        ttl_s: float,
+    ) -> bool:
+        """Begins to write an entry to its nodes, beside the request and past its end. False: it was dropped, since
+        nobody is there to take it or too much is waiting already."""
+        put = CachePut(kind, key, root, ctx.tenant, material, int(ttl_s * 1e3), len(value))
+        begun = [
+            self._background.start(len(value), partial(self._write, self._node(name), put, value, ctx))
+            for name in self._owners(key)
+        ]
+        if not any(begun):
+            self._writes.add(1, {"kind": kind, "outcome": "dropped"})
+        return any(begun)
+
+    async def drain(self, deadline: Deadline) -> None:
+        """Waits until what was put is written or given up, or the deadline passes."""
+        await self._background.drain(deadline)
+
+    def _owners(self, key: Digest) -> tuple[str, ...]:
+        nodes = tuple(card.id for card in self._fleet.live("cache") if card.state == "ready")
+        if nodes != self._ring.nodes:
+            self._ring = HashRing(nodes)
+            self._nodes = {name: node for name, node in self._nodes.items() if self._fleet.state(name) != "dead"}
+        return self._ring.owners(key, self._replicas)
+
+    def _node(self, name: str) -> CacheNode:
+        return self._nodes.setdefault(name, CacheNode(self._bus, name))
+
+    def _by_node(self, places: list[int], owners: list[list[str]]) -> list[tuple[CacheNode, list[int]]]:
+        """Takes the next owner of each place, passing over those whose circuit is open."""
+        admitted: dict[str, bool] = {}
+        groups: defaultdict[str, list[int]] = defaultdict(list)
+        for at in places:
+            while owners[at]:
+                name = owners[at].pop(0)
+                if name not in admitted:
+                    admitted[name] = self._node(name).circuit.admits(time.monotonic())
+                if admitted[name]:
+                    groups[name].append(at)
+                    break
+        return [(self._node(name), group) for name, group in groups.items()]
+
+    async def _ask(
+        self, node: CacheNode, wanted: CacheGet, materials: list[bytes], ctx: RequestContext
+    ) -> list[bytes | None] | None:
+        """None: no answer, ask another."""
+        try:
+            async with ctx.deadline.timeout():
+                return await node.get(wanted, materials, ctx)
+        except TimeoutError:
+            node.circuit.failed(time.monotonic())
+            log.debug("cache node %s did not answer in time", node.name)
+        except PdbusError as error:
+            log.debug("cache node %s: %s", node.name, error.message)
+        except Exception:
+            log.exception("reading from cache node %s failed", node.name)
+        return None
+
+    async def _write(self, node: CacheNode, put: CachePut, value: bytes, ctx: RequestContext) -> None:
+        outcome = "failed"
+        try:
+            if not node.circuit.admits(time.monotonic()):
+                return
+            own = RequestContext(Deadline.after(PUT_S), ctx.request_id, ctx.tenant)
+            async with own.deadline.timeout():
+                outcome = "stored" if await node.put(put, value, own) else "kept out"
+        except Conflict:
+            outcome = "fenced"
+        except TimeoutError:
+            node.circuit.failed(time.monotonic())
+        except PdbusError as error:
+            log.debug("cache node %s: %s", node.name, error.message)
+        finally:
+            self._writes.add(1, {"kind": put.kind, "outcome": outcome})
+
+    def _count_reads(self, kind: Kind, hits: int, failed: int, asked: int) -> None:
+        for outcome, count in (("hit", hits), ("failed", failed), ("miss", asked - hits - failed)):
+            if count:
+                self._reads.add(count, {"kind": kind, "outcome": outcome})
