@@ -136,8 +136,9 @@ def token_logprob(logits: Logits, token: int, top: int) -> TokenLogprob:
 
 
 def uniform(key: tuple[int, int], counter: int) -> float:
-    """The draw of this counter, in [0, 1) with 53 bits."""
-    raw = np.random.Philox(key=np.array(key, np.uint64), counter=counter).random_raw()
+    """The draw of this counter, in [0, 1): the upper 53 bits of the first word of its Philox block."""
+    before = (counter - 1) % (1 << 256)  # numpy counts up before it makes a block
+    raw = np.random.Philox(key=np.array(key, np.uint64), counter=before).random_raw()
     return (int(raw) >> 11) / (1 << 53)
 
 
