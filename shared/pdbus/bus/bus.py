@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 
 from pdbus.bus import headers
+from pdbus.bus.bulk import BulkPort
 from pdbus.bus.codec import decode, encode
 from pdbus.bus.events import EventHandler, EventRegistration
 from pdbus.bus.inbox import Inbox
 from pdbus.bus.instruments import Instruments, mark_failed
 from pdbus.bus.memory import MemoryBroker, MemoryTransport
+from pdbus.bus.micro import Micro
+from pdbus.bus.nats import NatsTransport
 from pdbus.bus.serving import Handler, Registration, StreamHandler
 from pdbus.bus.streams import Replies
 from pdbus.bus.transport import Raw, Transport
@@ -38,6 +41,8 @@ class Bus:
         """Random for this life of the process: sequences and leases of a former life are worthless."""
         self.instruments = Instruments()
         self.transport = control
+        self.bulk = BulkPort(bulk, self.instruments)
+        self._micro: Micro | None = None
         self._inbox = Inbox(control, self.incarnation)
         self._waiting: set[asyncio.Future[Raw]] = set()
         self._streams: set[Replies[Any]] = set()
@@ -51,11 +56,15 @@ class Bus:
 
     async def __aenter__(self) -> Bus:
         await self._inbox.start()
+        await self.bulk.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for registration in reversed(self._registrations):
             await registration.close()
+        if self._micro:
+            await self._micro.close()
+        await self.bulk.stop()
         await self._inbox.stop()
 
     async def call(self, to: To[Q, R], message: Q, ctx: RequestContext) -> R:
@@ -158,6 +167,15 @@ class Bus:
         await self._keep(registration)
         return registration
 
+    async def register_micro(self, service: str, id_: str, metadata: Mapping[str, str]) -> None:
+        """Makes the process visible to the NATS services API (`nats micro list`) until the bus ends."""
+
+        def served() -> list[Registration[Any, Any]]:
+            return [it for it in self._registrations if isinstance(it, Registration) and not it.closed]
+
+        self._micro = Micro(service, id_, metadata, served)
+        await self._micro.start(self.transport)
+
     async def _keep(self, registration: Registration[Any, Any] | EventRegistration[Any]) -> None:
         """Starts it, and closes it at the end unless its user did."""
         self._registrations = [other for other in self._registrations if not other.closed]
@@ -178,3 +196,16 @@ async def memory_bus(broker: MemoryBroker) -> AsyncIterator[Bus]:
     """A bus on the in-memory twin."""
     async with Bus(MemoryTransport(broker), MemoryTransport(broker)) as bus:
         yield bus
+
+
+@asynccontextmanager
+async def connect(nats_url: str, *, name: str, wait_s: float = 10.0) -> AsyncIterator[Bus]:
+    """A bus on a real server: one connection for messages, one for bulk. `nats_url`: one or more, separated by commas.
+
+    `name` is what the server shows of this client. Raises Unavailable when no server is there within `wait_s`."""
+    async with AsyncExitStack() as stack:
+        transports = [NatsTransport(nats_url, name), NatsTransport(nats_url, f"{name}-bulk")]
+        for transport in transports:
+            stack.push_async_callback(transport.close)
+            await transport.start(wait_s)
+        yield await stack.enter_async_context(Bus(*transports))

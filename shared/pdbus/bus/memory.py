@@ -82,7 +82,7 @@ class MemoryTransport:
             raise TooLarge(f"a message of {size} bytes to {subject}; the server takes {self.max_payload}")
         raw = Raw(subject, reply, {name.lower(): value for name, value in headers.items()}, b"".join(parts))
         if not self._broker.deliver(raw) and reply:
-            self._broker.deliver(Raw(reply, "", {STATUS: NO_RESPONDERS}, b""))
+            self._broker.deliver(Raw(reply, "", {STATUS: NO_RESPONDERS, "nats-subject": subject}, b""))
 
     async def writable(self) -> None:
         await asyncio.sleep(0)

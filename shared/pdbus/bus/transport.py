@@ -55,7 +55,9 @@ class Transport(Protocol):
         """Interest in `subject`, known to the broker on return. Of a `queue` group, one member gets a message."""
 
     async def barrier(self) -> None:
-        """Returns when the broker has handled everything that was sent before, and what it sent until then is here."""
+        """Returns when the broker has handled everything that was sent before, and what it sent until then is here.
+
+        Raises Unavailable."""
 
     async def ready(self) -> None:
         """Waits until there is a connection."""

@@ -15,6 +15,8 @@ class Credit:
     stream: str
     received: int
     """Frames taken in order so far; the sender may be at most the window beyond it."""
+    window: int = 8
+    """Frames; smaller while the receiver has many streams open."""
     resend: bool = False
     """A gap was seen, or nothing came for a while: send again from frame `received` on."""
     error: WireError | None = None
@@ -28,6 +30,9 @@ class BlockHead:
     index: int
 
 
+KV_FINAL = -1
+
+
 @dataclass(frozen=True, slots=True)
 class KvHead:
     """KV of `tokens` prompt tokens from `start` on, in one layer, as whole pages in the pool's own bytes."""
@@ -35,6 +40,7 @@ class KvHead:
     attempt: int
     root: Digest
     layer: int
+    """KV_FINAL: the body is an encoded `decode.KvFinal`, and nothing follows."""
     start: int
     """First token; a multiple of the page size."""
     tokens: int

@@ -1,0 +1,73 @@
+"""The layout of a bulk frame: a binary prefix, the head (msgpack, in an item's first frame), a run of the body.
+
+A stream is a sequence of items, each a head and a body. A body above the frame size is cut over several frames, so
+that item boundaries are kept. Frames are numbered from 0. No NATS headers; the reply subject is the sender's credit
+subject, so that the broker's "no responders" comes there too.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+from pdbus.bus.transport import Buffer
+from pdbus.errors import Corrupt
+
+FRAME_BYTES = 512 << 10
+"""Body bytes of a frame, at most."""
+WINDOW_FRAMES = 8
+"""Frames that may be under way on a stream; the receiver grants fewer when it has many streams."""
+FIRST_WINDOW_FRAMES = 2
+"""Before the first credit."""
+LARGEST_ITEM_BYTES = 64 << 20
+
+SILENCE_S = 2.0
+"""So long without the other side's frame or credit is taken for a loss, and told or sent again."""
+SILENCES = 3
+"""After so many in a row the other side is given up."""
+
+VERSION = 1
+ITEM_FIRST = 1
+ITEM_LAST = 2
+END = 4
+"""After the last item; no head, no body."""
+ABORT = 8
+"""The sender gave up; the body is a WireError. Valid whatever its number."""
+ALIVE = 16
+"""Numbered like the next frame but not counted: the sender is there and has nothing to send yet."""
+
+_PREFIX = struct.Struct("!BBHIIII")
+"""version, flags, bytes of the head, sequence, sender's stream number, bytes of the item's whole body, CRC-32."""
+
+
+@dataclass(slots=True)
+class Frame:
+    flags: int
+    sequence: int
+    stream: int
+    """The sender's number of the stream; its credit names it."""
+    item_bytes: int
+    head: Buffer
+    body: Buffer
+
+    def parts(self) -> tuple[bytes, Buffer]:
+        """Prefix with head, and body. The checksum covers both head and body."""
+        crc = zlib.crc32(self.body, zlib.crc32(self.head))
+        prefix = _PREFIX.pack(VERSION, self.flags, len(self.head), self.sequence, self.stream, self.item_bytes, crc)
+        return b"".join((prefix, self.head)), self.body
+
+
+def read_frame(data: bytes) -> Frame:
+    """The frame in `data`, its parts as views. Raises Corrupt when it is none, or its checksum does not match."""
+    if len(data) < _PREFIX.size:
+        raise Corrupt("a bulk frame is too short")
+    version, flags, head_bytes, sequence, stream, item_bytes, crc = _PREFIX.unpack_from(data)
+    if version != VERSION or len(data) < _PREFIX.size + head_bytes:
+        raise Corrupt("not a bulk frame")
+    view = memoryview(data)
+    body_at = _PREFIX.size + head_bytes
+    head, body = view[_PREFIX.size : body_at], view[body_at:]
+    if zlib.crc32(view[_PREFIX.size :]) != crc:
+        raise Corrupt("a bulk frame's checksum does not match")
+    return Frame(flags, sequence, stream, item_bytes, head, body)

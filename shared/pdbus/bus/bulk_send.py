@@ -1,0 +1,125 @@
+"""The sending side of a bulk stream: cuts items into frames, keeps to the window, sends again what was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Iterator
+
+from pdbus.bus import bulk_frames as frames
+from pdbus.bus.bulk_frames import Frame
+from pdbus.bus.codec import encode
+from pdbus.bus.transport import Buffer, Transport
+from pdbus.context import Deadline
+from pdbus.errors import DeadlineExceeded, PdbusError, TooLarge, Unavailable, WireError
+from pdbus.messages.bulk import Credit
+
+log = logging.getLogger(__name__)
+
+
+class Outgoing:
+    """One stream to one receiver. Made by `BulkPort.send`."""
+
+    def __init__(self, transport: Transport, subject: str, reply: str, number: int, deadline: Deadline) -> None:
+        self.subject = subject
+        self._transport = transport
+        self._reply = reply
+        self._number = number
+        self._deadline = deadline
+        self._next = 0
+        self._unacknowledged: deque[Frame] = deque()
+        self._window = frames.FIRST_WINDOW_FRAMES
+        self._news = asyncio.Event()
+        self._error: PdbusError | None = None
+
+    async def item(self, head: object, body: Buffer) -> None:
+        """Sends one item; waits while the receiver is a window behind. `body` must not change until the stream ends.
+
+        Raises what the receiver gave up with, Unavailable when it falls silent, DeadlineExceeded, TooLarge."""
+        whole = memoryview(body).cast("B")
+        for flags, part_head, part in self._cut(encode(head), whole):
+            await self._send(flags, part_head, part, len(whole))
+
+    async def end(self) -> None:
+        """Sends the end and waits until the receiver has taken everything."""
+        await self._send(frames.END, b"", b"", 0)
+        await self._wait(everything=True)
+
+    def abort(self, error: BaseException) -> None:
+        """Tells the receiver why nothing more comes; once, without waiting."""
+        body = encode(WireError.of(error))
+        with contextlib.suppress(Unavailable):
+            self._emit(Frame(frames.ABORT, self._next, self._number, 0, b"", body))
+
+    def on_credit(self, credit: Credit) -> None:
+        """What the receiver has taken, and up to where more may follow."""
+        if credit.error:
+            self.fail(credit.error.to_exception())
+            return
+        while self._unacknowledged and self._unacknowledged[0].sequence < credit.received:
+            self._unacknowledged.popleft()
+        self._window = max(1, min(credit.window, frames.WINDOW_FRAMES))
+        self._news.set()
+        if credit.resend:
+            self._resend()
+
+    def on_nobody(self) -> None:
+        self.fail(Unavailable(f"nobody receives bulk frames at {self.subject}"))
+
+    def fail(self, error: PdbusError) -> None:
+        self._error = self._error or error
+        self._news.set()
+
+    def _cut(self, head: bytes, body: memoryview) -> Iterator[tuple[int, bytes, memoryview]]:
+        size = min(frames.FRAME_BYTES, self._transport.max_payload - 4096 - len(head))
+        if len(head) >= 1 << 16 or len(body) > frames.LARGEST_ITEM_BYTES or size <= 0:
+            raise TooLarge(f"a bulk item of {len(head)} + {len(body)} bytes; {frames.LARGEST_ITEM_BYTES} are the limit")
+        starts = range(0, max(len(body), 1), size)
+        for start in starts:
+            first = frames.ITEM_FIRST if start == 0 else 0
+            last = frames.ITEM_LAST if start == starts[-1] else 0
+            yield first | last, head if first else b"", body[start : start + size]
+
+    async def _send(self, flags: int, head: bytes, body: Buffer, item_bytes: int) -> None:
+        await self._wait(everything=False)
+        frame = Frame(flags, self._next, self._number, item_bytes, head, body)
+        self._next += 1
+        self._unacknowledged.append(frame)
+        with contextlib.suppress(Unavailable):  # lost like any other frame: the receiver's silence repairs it
+            self._emit(frame)
+            await self._transport.writable()
+
+    async def _wait(self, *, everything: bool) -> None:
+        """Waits until the window has room for a frame, or until `everything` is acknowledged."""
+        silences = 0
+        while self._error is None and len(self._unacknowledged) > (0 if everything else self._window - 1):
+            self._news.clear()
+            try:
+                async with self._deadline.within(frames.SILENCE_S).timeout():
+                    await self._news.wait()
+                silences = 0
+            except TimeoutError:
+                if self._deadline.passed:
+                    raise DeadlineExceeded(f"bulk frames to {self.subject} were not taken in time") from None
+                silences += 1
+                if silences >= frames.SILENCES:
+                    raise Unavailable(f"the receiver at {self.subject} went silent") from None
+                self._probe()
+        if self._error:
+            raise self._error
+
+    def _probe(self) -> None:
+        """A frame that the receiver knows makes it tell where it is; one that it lacks makes it ask for the rest."""
+        with contextlib.suppress(Unavailable):
+            self._emit(self._unacknowledged[0])
+
+    def _resend(self) -> None:
+        alive = Frame(frames.ALIVE, self._next, self._number, 0, b"", b"")
+        with contextlib.suppress(Unavailable):
+            for frame in self._unacknowledged or (alive,):
+                self._emit(frame)
+
+    def _emit(self, frame: Frame) -> None:
+        self._transport.send(self.subject, *frame.parts(), reply=self._reply)

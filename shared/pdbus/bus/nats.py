@@ -1,0 +1,168 @@
+"""The real transport: a connection to NATS that is rebuilt, with its subscriptions, whenever it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import nats.errors
+
+from pdbus.bus.nats_client import GuardedClient
+from pdbus.bus.transport import NO_HEADERS, Buffer, Callback
+from pdbus.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+LONGEST_BACKOFF_S = 1.0
+TELL_EVERY_S = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class NatsSubscription:
+    transport: NatsTransport
+    subject: str
+    callback: Callback
+    queue: str
+    number: int = 0
+    """Of the present connection."""
+
+    async def close(self) -> None:
+        await self.transport.unsubscribe(self)
+
+
+class NatsTransport:
+    """One connection. Messages to and from it while it is down are lost, as between any two NATS clients."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._urls = [part.strip() for part in url.split(",")]
+        self._name = name
+        self._client: GuardedClient | None = None
+        self._connected = asyncio.Event()
+        self._lost = asyncio.Event()
+        self._why: Exception | None = None
+        self._subscriptions: set[NatsSubscription] = set()
+        self._lost_callbacks: list[Callable[[], None]] = []
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def client(self) -> GuardedClient:
+        """nats-py's client of the present connection, for JetStream. Raises Unavailable while there is none."""
+        if self._client is None or not self.connected:
+            raise Unavailable("there is no connection to NATS")
+        return self._client
+
+    @property
+    def connected(self) -> bool:
+        return self._connected.is_set()
+
+    @property
+    def max_payload(self) -> int:
+        return int(self._client.max_payload) if self._client else 1 << 20
+
+    async def start(self, wait_s: float) -> None:
+        """Connects, trying again for `wait_s`. Raises Unavailable."""
+        await self._connect(time.monotonic() + wait_s)
+        self._keeper = asyncio.get_running_loop().create_task(self._keep())
+
+    async def close(self) -> None:
+        """Closes in good order: what was sent before reaches the server."""
+        if self._keeper:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        self._connected.clear()
+        if self._client:
+            await self._client.shut()
+
+    def send(self, subject: str, *parts: Buffer, reply: str = "", headers: Mapping[str, str] = NO_HEADERS) -> None:
+        self.client.send(subject, *parts, reply=reply, headers=headers)
+
+    async def writable(self) -> None:
+        await self.client.writable()
+
+    async def subscribe(self, subject: str, callback: Callback, queue: str = "") -> NatsSubscription:
+        subscription = NatsSubscription(self, subject, callback, queue)
+        self._subscriptions.add(subscription)
+        if self.connected:  # else it is made with the connection
+            subscription.number = self.client.listen(subject, callback, queue)
+            with contextlib.suppress(Unavailable):  # then it is made with the next connection
+                await self.barrier()
+        return subscription
+
+    async def unsubscribe(self, subscription: NatsSubscription) -> None:
+        if subscription not in self._subscriptions:
+            return
+        self._subscriptions.discard(subscription)
+        client = self._client
+        if client is None or not self.connected:
+            return
+        client.unlisten(subscription.number)
+        try:
+            await client.barrier()
+        except Unavailable:
+            return  # the interest ended with the connection
+        finally:
+            client.forget(subscription.number)
+
+    async def barrier(self) -> None:
+        await self.client.barrier()
+
+    async def ready(self) -> None:
+        if not self.connected:
+            await self._connected.wait()
+
+    def on_lost(self, callback: Callable[[], None]) -> None:
+        self._lost_callbacks.append(callback)
+
+    def _on_lost(self, error: Exception) -> None:
+        self._why = error
+        self._connected.clear()
+        self._lost.set()
+        for callback in self._lost_callbacks:
+            callback()
+
+    async def _keep(self) -> None:
+        """Dials again whenever the connection is lost, for as long as it takes."""
+        while True:
+            await self._lost.wait()
+            self._lost.clear()
+            log.warning("%s: lost the connection to NATS: %s", self._name, self._why)
+            if self._client:
+                await self._client.shut()
+            await self._connect(None)
+            log.warning("%s: connected to NATS again", self._name)
+
+    async def _connect(self, until: float | None) -> None:
+        """`until`: monotonic time at which to give up (Unavailable); None: never."""
+        backoff_s, told_at = 0.05, time.monotonic()
+        while True:
+            client = GuardedClient(self._on_lost)
+            try:
+                await client.dial(self._urls, self._name)
+                if client.alive:
+                    break
+                raise ConnectionResetError("NATS closed the connection at once")
+            except (OSError, nats.errors.Error, TimeoutError) as error:
+                now = time.monotonic()
+                if until is not None and now + backoff_s > until:
+                    raise Unavailable(f"NATS can't be reached at {self._shown}: {error}") from None
+                if now - told_at > TELL_EVERY_S:
+                    log.warning("%s: waiting for NATS at %s: %s", self._name, self._shown, error)
+                    told_at = now
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
+            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+        for subscription in self._subscriptions:
+            subscription.number = client.listen(subscription.subject, subscription.callback, subscription.queue)
+        self._client = client
+        self._lost.clear()
+        self._connected.set()
+
+    @property
+    def _shown(self) -> str:
+        """The addresses without user and password."""
+        return ", ".join(f"{urlsplit(url).hostname}:{urlsplit(url).port}" for url in self._urls)

@@ -1,0 +1,305 @@
+"""nats-py's client with its faults guarded, in this one place.
+
+What nats-py 2.16 does by itself             | here
+---------------------------------------------|---------------------------------------------------------------------------
+flush() writes PING ahead of pending data    | one ordered queue for everything, so `barrier()` is a barrier
+an exception ends the read loop unnoticed    | however that loop ends, the connection counts as lost
+a PONG after a timed-out flush raises there  | `_process_pong` looks whether anybody still waits
+most -ERR close the client for good          | every error means lost; the owner (nats.py) dials a new client
+a hung link stays "connected" for minutes    | the watchdog pings each second; three silent seconds mean lost
+reconnecting awaits unsent data first        | no reconnecting in place: the socket is aborted, the client thrown away
+requests in flight run into their timeouts   | all waiters fail when the connection is lost
+headers escape the payload check             | headers and body are measured together before anything is sent
+a blocked publish swallows cancellation      | `writable()` is an ordinary wait with a limit
+a slow callback drops new messages           | callbacks are plain functions called by the reader; queues are their own
+bodies are copied two to four times          | header line, body parts and line end are written separately
+a raising error callback ends the read loop  | ours only logs
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import nats.aio.client
+import nats.aio.transport
+import nats.errors
+
+from pdbus.bus.transport import NO_HEADERS, STATUS, Buffer, Callback, Raw
+from pdbus.errors import TooLarge, Unavailable
+
+log = logging.getLogger(__name__)
+
+PING_EVERY_S = 1.0
+SILENT_PINGS = 3
+READ_BYTES = 1 << 20
+FLUSH_BYTES = 256 << 10
+"""So much is written out at once; less is written when the loop comes round, in one go."""
+HIGH_WATER_BYTES = 2 << 20
+STALLED_S = 10.0
+"""Longest wait for a full socket; the server cuts a slow reader off after as long."""
+SMALL_PART_BYTES = 16 << 10
+
+_END = b"\r\n"
+_UNSENDABLE = re.compile("[^!-~]")
+
+
+class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is untyped
+    """One connection's life. `on_lost` is called once when it ends without `shut()`."""
+
+    def __init__(self, on_lost: Callable[[Exception], None]) -> None:
+        super().__init__()
+        self._on_lost = on_lost
+        self._over = False
+        self._callbacks: dict[int, Callback] = {}
+        self._out: list[Buffer] = []
+        self._out_bytes = 0
+        self._write_due = False
+        self._reads = 0
+
+    async def dial(self, servers: Sequence[str], name: str) -> None:
+        """Connects to any of `servers`, each tried twice. Raises OSError or nats.errors.Error."""
+        try:
+            await self.connect(
+                servers=list(servers),
+                name=name,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0.1,
+                connect_timeout=2,
+                error_cb=_note,
+            )
+        except BaseException:
+            self._over = True
+            self._abort()
+            raise
+        self._transport._io_writer.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+
+    @property
+    def alive(self) -> bool:
+        return not self._over
+
+    # Sending ---------------------------------------------------------------------------------------------------------
+
+    def send(self, subject: str, *parts: Buffer, reply: str = "", headers: Mapping[str, str] = NO_HEADERS) -> None:
+        """Queues one message. Raises TooLarge, Unavailable."""
+        if self._over or not self.is_connected:
+            raise Unavailable("there is no connection to NATS")
+        block = _header_block(headers) if headers else b""
+        size = len(block) + sum(map(len, parts))
+        if size > self._max_payload:
+            raise TooLarge(f"a message of {size} bytes to {subject}; the server takes {self._max_payload}")
+        if not subject or _UNSENDABLE.search(subject) or _UNSENDABLE.search(reply):
+            raise ValueError(f"{subject!r} (reply to {reply!r}) can't be sent to")
+        target = f"{subject} {reply}" if reply else subject
+        if block:
+            self._put(f"HPUB {target} {len(block)} {size}\r\n".encode(), block, *parts, _END)
+        else:
+            self._put(f"PUB {target} {size}\r\n".encode(), *parts, _END)
+
+    async def writable(self) -> None:
+        """Waits while the socket takes no more. Raises Unavailable."""
+        if self._over:
+            raise Unavailable("the connection to NATS broke")
+        if self._out_bytes >= FLUSH_BYTES:
+            self._write_out()
+        writer = self._transport._io_writer
+        if writer.transport.get_write_buffer_size() < HIGH_WATER_BYTES:
+            return
+        try:
+            async with asyncio.timeout(STALLED_S):
+                await writer.drain()
+        except TimeoutError:
+            raise Unavailable("the connection to NATS takes no data") from None
+        except OSError as error:
+            raise Unavailable(f"the connection to NATS broke ({error})") from None
+
+    def _put(self, *parts: Buffer) -> None:
+        self._out.extend(parts)
+        self._out_bytes += sum(map(len, parts))
+        if not self._write_due:
+            self._write_due = True
+            asyncio.get_running_loop().call_soon(self._write_out)
+
+    def _write_out(self) -> None:
+        """Small parts are joined, large ones handed over as they are: no copy of a bulk body is made here."""
+        self._write_due = False
+        parts, self._out, self._out_bytes = self._out, [], 0
+        if self._over or not parts:
+            return
+        write = self._transport._io_writer.transport.write
+        small: list[Buffer] = []
+        for part in parts:
+            if len(part) < SMALL_PART_BYTES:
+                small.append(part)
+                continue
+            if small:
+                write(b"".join(small))
+                small = []
+            write(part)
+        if small:
+            write(b"".join(small))
+
+    # Subscriptions ---------------------------------------------------------------------------------------------------
+
+    def listen(self, subject: str, callback: Callback, queue: str = "") -> int:
+        """Subscribes; returns the number by which to `unlisten` and `forget`."""
+        self._sid += 1
+        self._callbacks[self._sid] = callback
+        self._put(f"SUB {subject} {queue} {self._sid}\r\n".encode())
+        return int(self._sid)
+
+    def unlisten(self, number: int) -> None:
+        """Ends the interest; what is on its way is still delivered until `forget`."""
+        if not self._over:
+            self._put(f"UNSUB {number}\r\n".encode())
+
+    def forget(self, number: int) -> None:
+        self._callbacks.pop(number, None)
+
+    async def barrier(self, timeout_s: float = STALLED_S) -> None:
+        """Returns when the server has handled all that was sent before. Raises Unavailable."""
+        if self._over:
+            raise Unavailable("there is no connection to NATS")
+        answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        await self._send_ping(answered)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await answered
+        except TimeoutError:
+            raise Unavailable("NATS does not answer") from None
+
+    # The end ---------------------------------------------------------------------------------------------------------
+
+    def lost(self, error: Exception) -> None:
+        """The connection is unusable; every wait on it fails now."""
+        if self._over:
+            return
+        self._end(error)
+        self._on_lost(error)
+
+    async def shut(self) -> None:
+        """Closes in good order, what was sent before included; also frees what a lost client still holds."""
+        try:
+            if not self._over:
+                await self.barrier(2.0)
+        except Unavailable as error:
+            log.warning("the connection was closed with unsent data: %s", error.message)
+        finally:
+            self._end(ConnectionResetError("the connection was closed"))
+        tasks = [self._reading_task, self._ping_interval_task, self._flusher_task]
+        tasks += [sub._wait_for_msgs_task for sub in self._subs.values()]
+        running = [task for task in tasks if task is not None and task is not asyncio.current_task()]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _end(self, error: Exception) -> None:
+        self._over = True
+        self._status = self.CLOSED
+        self._abort()
+        for waiting in (*self._pongs, *self._resp_map.values()):
+            if not waiting.done():
+                waiting.set_exception(Unavailable(f"the connection to NATS broke ({error})"))
+                waiting.exception()  # not everybody looks at it
+
+    def _abort(self) -> None:
+        writer = self._transport and self._transport._io_writer
+        if writer:
+            writer.transport.abort()
+
+    # What nats-py calls ----------------------------------------------------------------------------------------------
+
+    async def _connect_to_server(self, s: Any) -> None:
+        self._transport = nats.aio.transport.TcpTransport()
+        await self._transport.connect(s.uri, buffer_size=READ_BYTES, connect_timeout=self.options["connect_timeout"])
+
+    async def _read_loop(self) -> None:
+        error: Exception = nats.errors.UnexpectedEOF()
+        try:
+            while data := await self._transport.read(READ_BYTES):
+                self._reads += 1
+                await self._ps.parse(data)
+        except Exception as failure:
+            error = failure
+        finally:
+            self.lost(error)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        callback = self._callbacks.get(sid)
+        if callback is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        try:
+            callback(Raw(subject.decode(), reply.decode(), read_headers(headers) if headers else NO_HEADERS, data))
+        except Exception:
+            log.exception("a subscriber of %r failed", subject)
+
+    async def _ping_interval(self) -> None:
+        """The watchdog: nats-py starts and cancels it with the connection."""
+        silent = 0
+        while silent < SILENT_PINGS:
+            before = self._reads
+            await self._send_ping()
+            await asyncio.sleep(PING_EVERY_S)
+            silent = silent + 1 if self._reads == before else 0
+        self.lost(nats.errors.StaleConnectionError())
+
+    async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
+        self._pongs.append(future or asyncio.get_running_loop().create_future())
+        self._put(b"PING\r\n")
+
+    async def _process_pong(self) -> None:
+        if self._pongs:
+            waiting = self._pongs.pop(0)
+            if not waiting.done():
+                waiting.set_result(True)
+
+    async def _process_err(self, err_msg: str) -> None:
+        if "permissions violation" in err_msg:  # the one kind that leaves the connection open
+            log.error("NATS refused something: %s", err_msg)
+        else:
+            self.lost(nats.errors.Error(f"NATS ended the connection: {err_msg}"))
+
+    async def _process_op_err(self, e: Exception) -> None:
+        self.lost(e)
+
+    async def _send_command(self, cmd: bytes, priority: bool = False) -> None:
+        self._put(cmd)
+
+    async def _flush_pending(self, force_flush: bool = False) -> None:
+        if force_flush:
+            await self.writable()
+
+    async def _flusher(self) -> None:
+        """Nothing to do: writing is `_write_out`'s. nats-py wants a living task of this name."""
+        await asyncio.get_running_loop().create_future()
+
+
+def read_headers(block: bytes) -> dict[str, str]:
+    """Names in lower case; the status of the first line under `status`. Never raises."""
+    first, *lines = block.split(_END)
+    status = first[8:].strip()[:3]
+    found = {STATUS: status.decode("ascii", "replace")} if status else {}
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        if colon:
+            found[name.strip().lower().decode("ascii", "replace")] = value.strip().decode("utf-8", "replace")
+    return found
+
+
+def _header_block(headers: Mapping[str, str]) -> bytes:
+    """Raises ValueError for a line end in a value: it would begin a header, or a command, of the sender's choice."""
+    status = headers.get(STATUS)
+    lines = [f"NATS/1.0 {status}" if status else "NATS/1.0"]
+    lines += [f"{name}: {value}" for name, value in headers.items() if name != STATUS]
+    if any("\r" in line or "\n" in line for line in lines):
+        raise ValueError("a header value holds a line end")
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+async def _note(error: Exception) -> None:
+    log.debug("nats-py: %r", error)
