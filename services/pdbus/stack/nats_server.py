@@ -31,6 +31,7 @@ listen: "{host}:{port}"
 server_name: "pdbus"
 max_payload: 1048576
 max_pending: 67108864
+logfile_size_limit: 8388608
 ping_interval: "10s"
 ping_max: 2
 jetstream {{
@@ -99,10 +100,12 @@ async def embedded_nats(
     host: str = "127.0.0.1",
     port: int = -1,
     argv_prefix: Sequence[str] = (),
+    pass_fds: Sequence[int] = (),
 ) -> AsyncIterator[EmbeddedNats]:
     """A nats-server with JetStream whose files are all in `data_dir`; it is stopped when the scope ends.
 
-    `port` -1 takes a free one. `argv_prefix` comes before the executable (a tether that ends it with its parent).
+    `port` -1 takes a free one. `argv_prefix` comes before the executable (a tether that ends it with its parent), and
+    `pass_fds` stay open in the process.
     Raises NatsServerError when it does not start; the end of its log is in the message."""
     executable = executable or find_nats_server()
     config, log_path, ports = _prepare(data_dir, host, port)
@@ -114,6 +117,7 @@ async def embedded_nats(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,  # never a pipe: nobody would drain it
         stderr=subprocess.DEVNULL,
+        pass_fds=pass_fds,
         start_new_session=True,  # Ctrl-C in the terminal is for the launcher, which stops the services first
     )
     try:
