@@ -1,4 +1,4 @@
-"""A checkpoint becomes blocks in the store, and a manifest. One tensor at a time: the model never lies in memory whole."""
+"""A checkpoint becomes blocks in the store, and a manifest: one tensor at a time, never the whole model in memory."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class Ingest:
         self.total_bytes = sum(tensor_bytes(s, "fp32") for s in expected_tensors(checkpoint.config).values())
 
     def run(self, keep: Callable[[int, Digest], bool]) -> Manifest:
-        """Stores the blocks for which `keep(shard, digest)`, and all manifests. Blocks on the loop's side of nothing:
-        call it in a thread. Raises CheckpointError, Unavailable (disk), Cancelled after `stop`."""
+        """Stores the blocks for which `keep(shard, digest)`, and all manifests. Takes long: call it in a thread.
+
+        Raises CheckpointError, Unavailable where the disk refuses, Cancelled after `stop`."""
         with self._store.writing() as pack:
 
             def store(tensor: str, index: int, content: memoryview) -> Digest:

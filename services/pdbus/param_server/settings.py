@@ -8,6 +8,8 @@ from typing import Literal
 
 from pdbus.settings import Settings
 
+SERVICE = "param_server"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParamServerSettings(Settings):

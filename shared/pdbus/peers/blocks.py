@@ -10,14 +10,15 @@ import asyncio
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from pdbus.bus.bulk_receive import Incoming
 from pdbus.bus.bus import Bus
 from pdbus.canonical import content_digest
-from pdbus.context import RequestContext
-from pdbus.errors import Corrupt, DeadlineExceeded, PdbusError, Unavailable
+from pdbus.context import Deadline, RequestContext
+from pdbus.errors import Corrupt, DeadlineExceeded, NotFound, PdbusError, Unavailable
 from pdbus.messages.bulk import BlockHead
 from pdbus.messages.common import Digest
 from pdbus.messages.param_server import BlocksReply, BlocksRequest
@@ -29,8 +30,10 @@ PARALLEL = 4
 """Transfers at a time: half of the streams that a process may receive."""
 BATCH_BLOCKS = 256
 """Blocks asked for at once: 64 MiB, as a rule."""
-TRANSFER_S = 60.0
-"""Longer than any healthy transfer of a batch takes."""
+REPLY_S = 30.0
+"""A source may have others to serve first."""
+STALL_S = 10.0
+"""Without a block for so long, a source is given up."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 
 Source: TypeAlias = To[BlocksRequest, BlocksReply]
@@ -57,71 +60,110 @@ class BlockFetcher:
         self._sources = sources
 
     async def fetch(self, wanted: Iterable[Wanted], sink: Sink, ctx: RequestContext) -> None:
-        """Gives every wanted block to `sink` once, in any order. Raises DeadlineExceeded, naming what nobody had."""
+        """Gives every wanted block to `sink` once, in any order. Raises DeadlineExceeded, saying what went wrong last;
+        what `sink` raises ends it too."""
+        left = _distinct(wanted)
+        pause_s = _FIRST_PAUSE_S
+        while reason := await self._round(left, sink, ctx):
+            if ctx.deadline.remaining_s <= pause_s:
+                raise DeadlineExceeded(f"{len(left)} weight blocks could not be fetched in time: {reason}")
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    async def fetch_some(self, wanted: Iterable[Wanted], sink: Sink, ctx: RequestContext) -> str:
+        """Asks every source once. Returns why something is missing; empty when nothing is."""
+        return await self._round(_distinct(wanted), sink, ctx)
+
+    async def _round(self, left: dict[Digest, Wanted], sink: Sink, ctx: RequestContext) -> str:
         gate = asyncio.Semaphore(PARALLEL)
+        reasons: list[str] = []
 
         async def bring(shard: int, batch: dict[Digest, Wanted]) -> None:
             async with gate:
-                await self._bring(shard, batch, sink, ctx)
+                for source in self._sources(shard):
+                    asked = len(batch)
+                    try:
+                        await self._transfer(source, batch, sink, ctx)
+                    except PdbusError as error:
+                        reasons.append(error.message)
+                        log.debug("%d of %d blocks from %s: %s", asked - len(batch), asked, source.name, error.message)
+                    if not batch or ctx.deadline.passed:
+                        return
 
+        batches = list(_batches(left))
         try:
             async with asyncio.TaskGroup() as group:
-                for shard, batch in _batches(wanted):
+                for shard, batch in batches:
                     group.create_task(bring(shard, batch))
         except BaseExceptionGroup as errors:
-            raise _first(errors) from errors
-
-    async def _bring(self, shard: int, left: dict[Digest, Wanted], sink: Sink, ctx: RequestContext) -> None:
-        pause_s = _FIRST_PAUSE_S
-        reason = "nobody was there to ask"
-        while True:
-            for source in self._sources(shard):
-                try:
-                    await self._transfer(source, left, sink, ctx)
-                except PdbusError as error:
-                    reason = error.message
-                    log.debug("blocks of shard %d from %s: %s", shard, source.name, error.message)
-                if not left:
-                    return
-                if ctx.deadline.passed:
-                    break
-            if ctx.deadline.remaining_s <= pause_s:
-                raise DeadlineExceeded(f"{len(left)} weight blocks of shard {shard} could not be fetched: {reason}")
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+            raise _first(errors) from None
+        missing = {digest for _, batch in batches for digest in batch}
+        for digest in left.keys() - missing:
+            del left[digest]
+        return (reasons[-1] if reasons else "there is nobody to ask") if left else ""
 
     async def _transfer(self, source: Source, left: dict[Digest, Wanted], sink: Sink, ctx: RequestContext) -> None:
         """Asks one source for all of `left` and takes out of it what came. Raises PdbusError when something did not."""
         asked = tuple(left.values())
-        ctx = ctx.within(TRANSFER_S)
-        async with self._bus.bulk.receive() as incoming:
-            request = BlocksRequest(tuple(want.digest for want in asked), self._bus.bulk.address, incoming.stream)
-            reply = await self._bus.call(source, request, ctx)
-            coming = _coming(asked, reply)
-            async for head, body in incoming.items(BlockHead, ctx.deadline):
-                want = coming.pop(head.index, None)
-                content = memoryview(body)
-                if want is None or content_digest(content) != want.digest:
-                    raise Corrupt(f"{reply.server} sent a block that is not the one asked for")
-                await sink(want.digest, content)
-                del left[want.digest]
+        try:
+            async with self._bus.bulk.receive(ctx.deadline) as incoming:
+                request = BlocksRequest(tuple(want.digest for want in asked), self._bus.bulk.address, incoming.stream)
+                reply = await self._bus.call(source, request, ctx.within(REPLY_S))
+                coming = _coming(asked, reply)
+                await self._take(incoming, reply.server, coming, left, sink, ctx.deadline)
+        except TimeoutError:
+            raise Unavailable(f"{source.name} sent nothing more") from None
         if coming:
             raise Unavailable(f"{reply.server} ended its stream with {len(coming)} blocks missing")
         if left:
-            raise Unavailable(f"{reply.server} lacks {len(left)} of the blocks")
+            raise NotFound(f"{reply.server} lacks {len(left)} of the blocks")
+
+    async def _take(
+        self,
+        incoming: Incoming,
+        server: str,
+        coming: dict[int, Wanted],
+        left: dict[Digest, Wanted],
+        sink: Sink,
+        deadline: Deadline,
+    ) -> None:
+        async with asyncio.timeout(STALL_S) as stall:
+            async for head, body in incoming.items(BlockHead, deadline):
+                want = coming.pop(head.index, None)
+                content = memoryview(body)
+                if want is None or content_digest(content) != want.digest:
+                    raise Corrupt(f"{server} sent a block that is not the one asked for")
+                try:
+                    await sink(want.digest, content)
+                except PdbusError as error:
+                    raise _SinkFailed(error) from error
+                del left[want.digest]
+                stall.reschedule(asyncio.get_running_loop().time() + STALL_S)
 
 
-def _batches(wanted: Iterable[Wanted]) -> Iterator[tuple[int, dict[Digest, Wanted]]]:
-    by_shard: defaultdict[int, dict[Digest, Wanted]] = defaultdict(dict)
-    seen: set[Digest] = set()
+class _SinkFailed(Exception):
+    """Not the source's fault: asking another one won't help."""
+
+    def __init__(self, error: PdbusError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def _distinct(wanted: Iterable[Wanted]) -> dict[Digest, Wanted]:
+    """Equal blocks of several names travel once."""
+    found: dict[Digest, Wanted] = {}
     for want in wanted:
-        if want.digest not in seen:  # equal blocks of several names travel once
-            seen.add(want.digest)
-            by_shard[want.shard][want.digest] = want
+        found.setdefault(want.digest, want)
+    return found
+
+
+def _batches(wanted: Mapping[Digest, Wanted]) -> Iterator[tuple[int, dict[Digest, Wanted]]]:
+    by_shard: defaultdict[int, list[Wanted]] = defaultdict(list)
+    for want in wanted.values():
+        by_shard[want.shard].append(want)
     for shard, wants in by_shard.items():
-        items = list(wants.items())
-        for start in range(0, len(items), BATCH_BLOCKS):
-            yield shard, dict(items[start : start + BATCH_BLOCKS])
+        for start in range(0, len(wants), BATCH_BLOCKS):
+            yield shard, {want.digest: want for want in wants[start : start + BATCH_BLOCKS]}
 
 
 def _coming(asked: Sequence[Wanted], reply: BlocksReply) -> dict[int, Wanted]:
@@ -139,4 +181,6 @@ def _coming(asked: Sequence[Wanted], reply: BlocksReply) -> dict[int, Wanted]:
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     first = errors.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+    if isinstance(first, BaseExceptionGroup):
+        return _first(first)
+    return first.error if isinstance(first, _SinkFailed) else first

@@ -1,0 +1,113 @@
+"""The change log entries that a param-server appends: itself as a member, its checkpoint as a commit, the ref to it.
+
+A checkpoint is a wish: serve this. It is committed, on top of the newest commit, when the wish is new: its root is in
+no commit yet, or this server wished for another one before. A server that restarts with an old checkpoint wishes
+nothing new, so it can't undo what was pushed or rolled back since. Two servers that wish for the same root at once make
+one commit; for different ones, the later becomes the child of the earlier and is the newest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from pdbus.bus.bus import Bus
+from pdbus.context import Deadline, new_id
+from pdbus.errors import Conflict, Unavailable
+from pdbus.messages.changelog import Commit, LogEntry, Member, Ref
+from pdbus.messages.common import Digest
+from pdbus.messages.presence import Card
+from pdbus.param_server.folder import read_json, write_json
+from pdbus.param_server.store import BlockStore
+from pdbus.peers.history import HistoryFollower
+from pdbus.subjects import CHANGELOG
+from pdbus.weights.history import History
+from pdbus.weights.manifest import Manifest
+
+log = logging.getLogger(__name__)
+
+REF = "stable"
+
+
+def is_new_wish(history: History, root: Digest, wished: Digest | None) -> bool:
+    """Whether a checkpoint of `root` is to be committed; `wished` is what this server wished for before."""
+    if history.newest == root:
+        return False
+    return root not in history.roots or (wished is not None and wished != root)
+
+
+def ref_is_due(history: History, root: Digest, prefill: Sequence[Card], decode: Sequence[Card]) -> bool:
+    """Whether `stable` is to move to `root`: its commit waits for it, and a worker of each kind can serve it."""
+    waits = history.pending == root or (history.newest == root and REF not in history.refs)
+    return waits and all(
+        any(card.state == "ready" and root in card.roots for card in cards) for cards in (prefill, decode)
+    )
+
+
+def changed_layers(manifest: Manifest, parent: Manifest | None) -> tuple[tuple[str, Digest], ...]:
+    """Layers whose digests differ from the parent's; all of them where the parent isn't known."""
+    known = {layer.name: layer.digest for layer in parent.layers} if parent else {}
+    return tuple((layer.name, layer.digest) for layer in manifest.layers if known.get(layer.name) != layer.digest)
+
+
+class LogWriter:
+    """Appends what this server has to say."""
+
+    def __init__(self, bus: Bus, model: str, server: str, follower: HistoryFollower) -> None:
+        self._bus = bus
+        self._to = CHANGELOG(model=model)
+        self._server = server
+        self._follower = follower
+
+    @property
+    def _author(self) -> str:
+        return f"param-server {self._server}"
+
+    async def join(self, deadline: Deadline) -> None:
+        """Becomes a member, unless it is one already."""
+        while self._server not in self._follower.history.members:
+            await self._append(LogEntry(member=Member(self._server, "join")), None, deadline)
+
+    async def commit(self, manifest: Manifest, store: BlockStore, message: str, deadline: Deadline) -> None:
+        """Commits the checkpoint's manifest if the wish is new, and remembers it in the store's folder."""
+        remembered = _Wish(store.folder)
+        tx = new_id()
+        while is_new_wish(history := self._follower.history, manifest.root, remembered.read()):
+            parent = store.manifest(history.newest) if history.newest else None
+            layers = changed_layers(manifest, parent)
+            commit = Commit(tx, manifest.root, history.newest, self._author, message, layers)
+            await self._append(LogEntry(commit=commit), history.seq, deadline)
+        remembered.write(manifest.root)
+
+    async def move_ref(self, root: Digest, deadline: Deadline) -> None:
+        """Moves `stable` to `root`, unless the log has moved on since it was found due."""
+        ref = Ref(REF, root, self._author, "a prefill and a decode worker have it ready")
+        await self._append(LogEntry(ref=ref), self._follower.history.seq, deadline)
+
+    async def _append(self, entry: LogEntry, expected_seq: int | None, deadline: Deadline) -> None:
+        """Appends and follows the log up to its end. Whether the entry got in, the history tells: a failed compare and
+        an outcome that got lost look the same to the caller, who decides anew by what is in the log then."""
+        deadline.check("the change log could be written")
+        try:
+            await self._bus.logs.append(self._to, entry, expected_seq, entry.message_id)
+        except Conflict:
+            log.info("the change log moved on; looking again")
+        except Unavailable as error:
+            log.warning("the change log may not have taken an entry: %s", error.message)
+        await self._follower.caught_up(deadline)
+
+
+class _Wish:
+    """What this server last wished for, kept across restarts."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "wish.json"
+
+    def read(self) -> Digest | None:
+        root = read_json(self._path).get("root")
+        return bytes.fromhex(root) if isinstance(root, str) else None
+
+    def write(self, root: Digest) -> None:
+        if self.read() != root:
+            write_json(self._path, {"root": root.hex()})

@@ -1,0 +1,97 @@
+"""The param-server: holds its shards of every version of one model, and serves their blocks.
+
+The start, in this order: the folder is claimed; the log is followed; the server becomes a member and answers by name;
+its checkpoint is read into blocks and committed; what it lacks is fetched; it serves in the groups of whole shards.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import ClassVar, Self
+
+from pdbus.bus.bus import Bus
+from pdbus.bus.presence import Fleet
+from pdbus.context import Deadline
+from pdbus.messages.presence import Card, Load
+from pdbus.param_server.commit import LogWriter
+from pdbus.param_server.publisher import Publisher
+from pdbus.param_server.reading import CheckpointReader
+from pdbus.param_server.repair import Repair
+from pdbus.param_server.serving import BlockServer
+from pdbus.param_server.settings import SERVICE, ParamServerSettings
+from pdbus.param_server.store import BlockStore
+from pdbus.param_server.upkeep import Upkeep
+from pdbus.peers.history import HistoryFollower
+from pdbus.runtime import Service
+from pdbus.weights.blocks import SHARDS
+
+_LOG_S = 60.0
+
+
+class ParamServerService(Service[ParamServerSettings]):
+    name: ClassVar[str] = SERVICE
+
+    def __init__(self, settings: ParamServerSettings, bus: Bus) -> None:
+        super().__init__(settings, bus)
+        model, me = settings.model, settings.id
+        self._store = BlockStore(settings.data / "blocks", model)
+        self._follower = HistoryFollower(bus, model)
+        self._fleet = Fleet(bus)
+        self._writer = LogWriter(bus, model, me, self._follower)
+        self._server = BlockServer(bus, model, me, self._store)
+        self._repair = Repair(bus, model, me, self._store, self._follower)
+        self._upkeep = Upkeep(settings, self._store, self._server, self._repair, self._follower, self._fleet)
+        self._checkpoint = CheckpointReader(settings.checkpoint, self._store) if settings.checkpoint else None
+        self._starting = True
+        self._life = AsyncExitStack()
+        self._upkeeping = AsyncExitStack()
+        """Ends before the rest: after it nothing joins a group any more."""
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as life:
+            life.enter_context(self._store)
+            await self.bus.logs.ensure()
+            for part in (self._follower, self._fleet):
+                await life.enter_async_context(part)
+            await self._follower.caught_up(Deadline.after(_LOG_S))
+            await self._writer.join(Deadline.after(_LOG_S))
+            await life.enter_async_context(self._server)
+            if self._checkpoint:
+                await self._commit(self._checkpoint, life)
+            self._starting = False
+            await self._upkeep.round()
+            await self._upkeeping.enter_async_context(self._upkeep)
+            life.push_async_exit(self._upkeeping)
+            self._life = life.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._life.aclose()
+
+    async def stop_intake(self) -> None:
+        await self._upkeeping.aclose()
+        await self._server.stop_intake()
+
+    async def drain(self, deadline: Deadline) -> None:
+        await self._server.drain(deadline)
+
+    def load(self) -> Load:
+        return Load(running=self._server.sending, waiting=self._server.waiting, streams=self.bus.bulk.open_streams)
+
+    def card(self, card: Card) -> Card:
+        reading = self._checkpoint.detail if self._starting and self._checkpoint else ""
+        return replace(card, roots=self._upkeep.roots, detail=reading or self._upkeep.detail)
+
+    async def _commit(self, checkpoint: CheckpointReader, life: AsyncExitStack) -> None:
+        """Reads the checkpoint, commits it if that is new, and sees to it that the ref follows."""
+        duties = self._upkeep.duties()
+        manifest = await checkpoint.manifest(lambda shard, _: shard in duties, share=len(duties) / SHARDS)
+        message = f"checkpoint {checkpoint.name}"
+        await self._writer.commit(manifest, self._store, message, Deadline.after(_LOG_S))
+        self._repair.checkpoint, self._repair.checkpoint_root = checkpoint, manifest.root
+        publisher = Publisher(self.settings.model, manifest.root, self._writer, self._follower, self._fleet)
+        await life.enter_async_context(publisher)

@@ -1,0 +1,137 @@
+"""Keeps a param-server complete, and has it serve in the groups of those shards only that it holds all of."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from types import TracebackType
+from typing import Self
+
+from pdbus.bus.presence import Fleet
+from pdbus.context import LONGEST_DEADLINE_S
+from pdbus.errors import PdbusError
+from pdbus.messages.common import Digest
+from pdbus.param_server.holdings import Gap, Holdings
+from pdbus.param_server.repair import Repair
+from pdbus.param_server.serving import BlockServer
+from pdbus.param_server.settings import SERVICE, ParamServerSettings
+from pdbus.param_server.store import BlockStore
+from pdbus.peers.history import HistoryFollower
+from pdbus.weights.placement import duties
+
+log = logging.getLogger(__name__)
+
+RETENTION_S = LONGEST_DEADLINE_S + 600.0
+"""How long a root stays fetchable after its last ref left: the longest deadline, and the rollback window."""
+GONE_S = 15.0
+"""A member not seen for so long counts as gone: until it is back, others hold its shards too."""
+_POLL_S = 5.0
+
+
+class Upkeep:
+    """`round` is one look at the store and what follows from it. While the scope lasts, one is made after each log
+    entry and every few seconds."""
+
+    def __init__(
+        self,
+        settings: ParamServerSettings,
+        store: BlockStore,
+        server: BlockServer,
+        repair: Repair,
+        follower: HistoryFollower,
+        fleet: Fleet,
+    ) -> None:
+        self._settings = settings
+        self._holdings = Holdings(store)
+        self._server = server
+        self._repair = repair
+        self._follower = follower
+        self._fleet = fleet
+        self.roots: tuple[Digest, ...] = ()
+        """The versions of which this server holds all that it has to."""
+        self.detail = ""
+        """What is lacking, and why."""
+        self._said = ""
+        self._seen: dict[str, float] = {}
+        self._started = time.monotonic()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def duties(self) -> frozenset[int]:
+        """The shards that this server has to hold now."""
+        now = time.monotonic()
+        self._seen.update((card.id, now) for card in self._fleet.live(SERVICE) if card.model == self._settings.model)
+        members = self._follower.history.members
+        present = [member for member in members if now - self._seen.get(member, self._started) < GONE_S]
+        return duties(self._settings.id, members, present)
+
+    async def round(self) -> bool:
+        """Fetches what is lacking. Returns whether nothing is any more; `detail` says what is."""
+        try:
+            gap = await self._close(await self._look())
+        except PdbusError as error:  # of the disk, say
+            self._say(error.message)
+            return False
+        lacking = f"lacks {len(gap.blocks)} blocks and {len(gap.roots)} manifests: {self._repair.reason}"
+        self._say("" if gap.closed else lacking)
+        return gap.closed
+
+    async def _close(self, gap: Gap) -> Gap:
+        if gap.roots:
+            await self._repair.manifests(gap.roots)
+            gap = await self._look()
+        while gap.blocks:
+            self.detail = f"fetching {len(gap.blocks)} blocks"
+            before = len(gap.blocks)
+            await self._repair.blocks(gap.blocks)
+            gap = await self._look()
+            if len(gap.blocks) >= before:
+                break
+        root = self._repair.checkpoint_root
+        if not gap.closed and root in self._retained() and root not in self.roots:
+            await self._repair.reread(self.duties())
+            gap = await self._look()
+        return gap
+
+    async def _look(self) -> Gap:
+        gap = await asyncio.to_thread(self._holdings.gap, self._retained(), self.duties())
+        await self._server.join(gap.shards)
+        self.roots = self._holdings.whole(self._retained(), gap)
+        return gap
+
+    def _retained(self) -> tuple[Digest, ...]:
+        return self._follower.history.retained(time.time_ns(), RETENTION_S)
+
+    def _say(self, detail: str) -> None:
+        if detail and detail != self._said:
+            log.warning("%s", detail)
+        self.detail = self._said = detail
+
+    async def _run(self) -> None:
+        news = asyncio.Event()
+        stop_listening = self._follower.on_change(lambda _: news.set())
+        try:
+            while True:
+                news.clear()
+                try:
+                    await self.round()
+                except Exception:
+                    log.exception("the upkeep failed; it goes on")
+                try:
+                    async with asyncio.timeout(_POLL_S):
+                        await news.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            stop_listening()
