@@ -29,15 +29,15 @@ class SequencePlan:
 
 
 def plan(piece: SequenceSlice, pool: KvPool, window: int | None) -> SequencePlan:
+    """`window`: the sliding window of those layers that have one."""
     total = piece.past + piece.length
+    alone = piece.length == 1  # the last token sees all before it
     return SequencePlan(
         rows=slice(piece.start, piece.start + piece.length),
         total=total,
         pages=pool.page_index(piece.page_ids[: pool.format.pages_for(total)]),
-        full_mask=None if piece.length == 1 else _mask(piece, None, pool.device),
-        window_mask=None
-        if piece.length == 1 and (window is None or total <= window)
-        else _mask(piece, window, pool.device),
+        full_mask=None if alone else _mask(piece, total, pool.device),
+        window_mask=None if window is None or (alone and total <= window) else _mask(piece, window, pool.device),
     )
 
 
@@ -60,9 +60,9 @@ def attend(queries: Tensor, layer: int, sequence: SequencePlan, pool: KvPool, *,
     return out.permute(2, 0, 1, 3).reshape(length, heads, width)
 
 
-def _mask(piece: SequenceSlice, window: int | None, device: torch.device) -> Tensor:
+def _mask(piece: SequenceSlice, window: int, device: torch.device) -> Tensor:
+    """A query sees itself and what is before it, `window` tokens in all; [new tokens, total]."""
     total = piece.past + piece.length
     query = torch.arange(piece.past, total, device=device)[:, None]
     key = torch.arange(total, device=device)[None]
-    causal = key <= query
-    return causal if window is None else causal & (key > query - window)
+    return (key <= query) & (key > query - window)

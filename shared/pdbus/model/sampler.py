@@ -38,7 +38,7 @@ class Sampled:
 class Sampler:
     """The sampling state of one choice of a request: its settings, and counts of the tokens that penalties look at.
 
-    The settings and ids must have passed `limits.check_sampling` and `check_tokens`.
+    Ids must be of the vocabulary and settings in their ranges: whoever admits a ticket checks that.
     `prompt` are the tokens before the answer; `delivered` those of the answer that were already sampled elsewhere."""
 
     def __init__(

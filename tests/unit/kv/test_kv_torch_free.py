@@ -16,7 +16,6 @@ import pytest
         "pdbus.kv.prefix",
         "pdbus.kv.roots",
         "pdbus.model.batch",
-        "pdbus.model.limits",
         "pdbus.model.sampler",
         "pdbus.model.scope",
     ],

@@ -96,6 +96,7 @@ def test_a_flat_row_at_a_cut_keeps_the_lower_ids() -> None:
     flat = np.zeros(10, np.float32)
     assert list(kept(flat, top_k=3)) == [0, 1, 2]
     assert list(kept(flat, top_p=0.35)) == [0, 1, 2, 3]
+    assert list(kept(flat, top_p=0.0)) == [0]
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-300, 5e-324])
