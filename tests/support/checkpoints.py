@@ -56,7 +56,7 @@ def tiny_checkpoint(
     shard_bytes: int | None = None,
     **overrides: Any,
 ) -> Path:
-    """Writes `folder`/tiny-`family` and returns it: 2 layers, hidden 64, 4 heads, 2 KV heads, 320 tokens, 512 positions.
+    """Writes `folder`/tiny-`family`, returns it: 2 layers, hidden 64, 4 heads, 2 KV heads, 320 tokens, 512 positions.
 
     `overrides` go to transformers' config class (`rope_parameters`, `attention_bias`, …). `shard_bytes` splits the
     safetensors. Weights are scaled so that logits spread over several units: greedy continuations have margins.

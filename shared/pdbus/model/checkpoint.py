@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pdbus.model import hub, tokens
+from pdbus.model import hub
 from pdbus.model.config import ModelConfig, expected_tensors, from_hf
 from pdbus.model.gguf import open_file
 from pdbus.model.hf import open_folder
@@ -68,10 +68,9 @@ def _checked(source: Source, name: str) -> Checkpoint:
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{source.path}: {error.message}") from error
     _check_tensors(source, config)
-    path = source.path / "tokenizer.json"
-    largest = tokens.largest_id(tokens.parse_tokenizer(path, source.meta["tokenizer.json"].decode()))
-    if largest >= config.vocab_size:
-        raise CheckpointError.of(path, f"token id {largest} is beyond vocab_size {config.vocab_size}")
+    if source.largest_token_id >= config.vocab_size:
+        reason = f"its tokenizer has token id {source.largest_token_id}, beyond vocab_size {config.vocab_size}"
+        raise CheckpointError.of(source.path, reason)
     return Checkpoint(name, config, {"config.json": dump(source.config), **source.meta}, source)
 
 

@@ -69,7 +69,7 @@ def open_file(path: Path) -> Source:
         return _unpermuted(tensor, permuted) if permuted and architecture == "llama" else tensor
 
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    return Source(path, config | vocabulary.ids, vocabulary.meta, shapes, read)
+    return Source(path, config | vocabulary.ids, vocabulary.meta, vocabulary.largest_id, shapes, read)
 
 
 def _hf_name(file: GgufFile, name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from pdbus.model import tokens
 from pdbus.model.refusal import CheckpointError
 from pdbus.model.safetensors_file import StoredTensor, stored_tensors
-from pdbus.model.source import Source, dump, parse_json, read_bytes, read_json
+from pdbus.model.source import Source, decode, dump, parse_json, read_bytes, read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -20,10 +20,12 @@ def open_folder(folder: Path) -> Source:
     """Reads the small files and the headers of the tensor files. Raises CheckpointError with file and reason."""
     config = read_json(folder / "config.json")
     tensors = _tensors(folder)
+    meta, largest_token_id = _meta(folder, config)
     return Source(
         path=folder,
         config=config,
-        meta=_meta(folder, config),
+        meta=meta,
+        largest_token_id=largest_token_id,
         shapes={name: tensor.shape for name, tensor in tensors.items()},
         read=lambda name: tensors[name].read(),
     )
@@ -66,12 +68,13 @@ def _sharded(folder: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def _meta(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
+def _meta(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, bytes], int]:
+    """The files that go with a version, and the largest token id."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise CheckpointError.of(path, "is missing; a checkpoint needs its tokenizer in the `tokenizers` format")
     content = read_bytes(path)
-    tokenizer = tokens.parse_tokenizer(path, content.decode(errors="replace"))
+    tokenizer = tokens.parse_tokenizer(path, decode(path, content))
     settings = _optional_json(folder / "tokenizer_config.json")
     special = tokens.SpecialTokens(*(_text(settings.get(f"{kind}_token")) for kind in ("bos", "eos", "unk")))
     if (
@@ -90,7 +93,9 @@ def _meta(folder: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
         "generation_config.json": _generation_config(folder, config, tokenizer, special),
     }
     template = _chat_template(folder, settings)
-    return meta if template is None else meta | {"chat_template.jinja": template}
+    if template is not None:
+        meta["chat_template.jinja"] = template
+    return meta, tokens.largest_id(tokenizer)
 
 
 def _generation_config(folder: Path, config: Mapping[str, Any], tokenizer: Any, special: tokens.SpecialTokens) -> bytes:
@@ -110,7 +115,9 @@ def _chat_template(folder: Path, settings: Mapping[str, Any]) -> bytes | None:
     """The default chat template: a file of its own, or a text or a list of named ones in tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return read_bytes(path)
+        content = read_bytes(path)
+        decode(path, content)
+        return content
     template = settings.get("chat_template")
     if isinstance(template, list):
         named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]

@@ -27,6 +27,8 @@ class Source:
     """The content of config.json, in Hugging Face form."""
     meta: Mapping[str, bytes]
     """tokenizer.json, tokenizer_config.json, generation_config.json and, if there is one, chat_template.jinja."""
+    largest_token_id: int
+    """Of all that tokenizer.json may produce; -1 if it has no token at all."""
     shapes: Mapping[str, tuple[int, ...]]
     """Shape of each tensor under its Hugging Face name."""
     read: Callable[[str], Tensor]
@@ -49,10 +51,20 @@ def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
         raise CheckpointError.of(path, f"can't be read: {error.strerror or error}") from error
 
 
+def decode(path: Path, content: bytes) -> str:
+    """The text that `path` holds. Raises CheckpointError if it isn't UTF-8."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError.of(path, f"not UTF-8: {error.reason} at byte {error.start}") from error
+
+
 def parse_json(path: Path, content: bytes) -> dict[str, Any]:
     """Parses the bytes of `path`. Raises CheckpointError unless they hold a JSON object."""
     try:
         parsed = json.loads(content)
+        # Half of a surrogate pair can be escaped, but is no text: it could not be passed on
+        json.dumps(parsed, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise CheckpointError.of(path, f"not valid JSON: {error}") from error
     if not isinstance(parsed, dict):

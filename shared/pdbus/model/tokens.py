@@ -22,9 +22,11 @@ class SpecialTokens:
 
 
 def parse_tokenizer(path: Path, content: str) -> Any:
-    """A `tokenizers.Tokenizer`. Raises CheckpointError naming `path` if the content is none."""
+    """A `tokenizers.Tokenizer`. Raises CheckpointError naming `path` if the content is none, or doesn't work."""
     try:
-        return Tokenizer.from_str(content)
+        tokenizer = Tokenizer.from_str(content)
+        tokenizer.decode(tokenizer.encode("a").ids)
+        return tokenizer
     except Exception as error:  # the library raises plain Exception
         raise CheckpointError.of(path, f"not a tokenizer: {error}") from error
 

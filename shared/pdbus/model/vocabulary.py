@@ -25,6 +25,7 @@ class Vocabulary:
     """tokenizer.json, tokenizer_config.json, generation_config.json, and chat_template.jinja if the file has one."""
     ids: dict[str, int]
     """bos_token_id and eos_token_id for config.json, where the file names them."""
+    largest_id: int
 
 
 def read_vocabulary(metadata: Metadata) -> Vocabulary:
@@ -73,7 +74,7 @@ def _vocabulary(metadata: Metadata, tokenizer: Any, special: tokens.SpecialToken
     }
     if "tokenizer.chat_template" in metadata:
         meta["chat_template.jinja"] = metadata.text("tokenizer.chat_template").encode()
-    return Vocabulary(meta, ids)
+    return Vocabulary(meta, ids, size - 1)
 
 
 def _special(metadata: Metadata, kind: str, texts: list[str]) -> str | None:
