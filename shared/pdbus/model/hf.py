@@ -75,6 +75,11 @@ def _meta(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, bytes], in
         raise CheckpointError.of(path, "is missing; a checkpoint needs its tokenizer in the `tokenizers` format")
     content = read_bytes(path)
     tokenizer = tokens.parse_tokenizer(path, decode(path, content))
+    if tokenizer.truncation is not None or tokenizer.padding is not None:
+        # Left over from training; a prompt is never cut or filled up
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        content = tokenizer.to_str().encode()
     settings = _optional_json(folder / "tokenizer_config.json")
     special = tokens.SpecialTokens(*(_text(settings.get(f"{kind}_token")) for kind in ("bos", "eos", "unk")))
     if (

@@ -9,7 +9,7 @@ import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError
 
 from pdbus.model.config import from_hf
-from pdbus.model.refusal import CheckpointError
+from pdbus.model.refusal import CheckpointError, UnsupportedModel
 from pdbus.model.source import read_json
 
 _SMALL_FILES = [
@@ -34,7 +34,10 @@ def download(hub_id: str) -> Path:
     the hub can't be reached or has no such model, UnsupportedModel by its config.json.
     """
     folder = _snapshot(hub_id, _SMALL_FILES)
-    from_hf(read_json(folder / "config.json"))
+    try:
+        from_hf(read_json(folder / "config.json"))
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{hub_id}: {error.message}") from error
     return _snapshot(hub_id, [*_SMALL_FILES, "model*.safetensors"])
 
 

@@ -86,6 +86,16 @@ def test_a_beginning_token_that_only_the_class_would_add_is_added_by_tokenizer_j
     assert json.loads(meta["tokenizer_config.json"])["add_bos_token"] is True
 
 
+def test_a_tokenizer_saved_with_truncation_and_padding_does_neither(llama: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(llama / "tokenizer.json"))
+    whole = tokenizer.encode("What is the capital of France?").ids
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(llama / "tokenizer.json"))
+    served = Tokenizer.from_str(open_checkpoint(llama).meta["tokenizer.json"].decode())
+    assert served.encode("What is the capital of France?").ids == whole
+
+
 def test_a_chat_template_inside_tokenizer_config_is_found(llama: Path) -> None:
     (llama / "chat_template.jinja").unlink()
     assert "chat_template.jinja" not in open_checkpoint(llama).meta
