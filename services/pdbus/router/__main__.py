@@ -1,4 +1,5 @@
 from pdbus.router.service import RouterService
+
 from pdbus.router.settings import RouterSettings
 from pdbus.runtime import run
 

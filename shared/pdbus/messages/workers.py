@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pdbus.messages.common import Digest
 from pdbus.messages.router import TokenItem
+
+CancelReason: TypeAlias = Literal["finished", "stopped", "client_gone", "deadline", "superseded", "peer_failed"]
+"""finished: the answer reached the client, and its worker ended it itself; stopped: the router ended it (a stop string)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Cancel:
     """Worker ids that may hold something."""
     choice: int | None = None
     """None: all choices."""
-    reason: Literal["finished", "client_gone", "deadline", "superseded", "peer_failed"] = "client_gone"
+    reason: CancelReason = "client_gone"
     """`finished`: the answer reached the client; the worker may forget the frames kept for a resend."""
 
 

@@ -1,0 +1,191 @@
+"""One attempt at one choice: a prefill and a decode worker, until the answer is whole or one of them fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+from pdbus.bus.bus import Bus
+from pdbus.context import RequestContext
+from pdbus.errors import Corrupt, DeadlineExceeded, PdbusError, Unavailable
+from pdbus.messages.common import Ticket
+from pdbus.messages.decode import DecodeRun
+from pdbus.messages.prefill import PrefillRun
+from pdbus.messages.router import TokenItem
+from pdbus.messages.workers import CancelReason, Resend
+from pdbus.router.output import ChoiceOutput
+from pdbus.router.placement import Pair
+from pdbus.router.reorder import InOrder
+from pdbus.router.tokens import TokenHub
+from pdbus.subjects import DECODE_RESEND, DECODE_RUN, PREFILL_RESEND, PREFILL_RUN
+
+ACCEPT_S = 5.0
+"""A worker says at once that it has taken a ticket, however long its queue is."""
+SILENCE_S = 2.0
+_RESEND_S = 1.0
+_MOST_UNANSWERED = 2
+
+
+class Attempt:
+    """Lives for the length of `run`. `deliver`, `frame_lost` and `look` are the hub's, and never wait."""
+
+    def __init__(self, ticket: Ticket, pair: Pair, output: ChoiceOutput, bus: Bus, ctx: RequestContext) -> None:
+        self.ticket = ticket
+        self.pair = pair
+        self.failed: str | None = None
+        """The worker by which the attempt failed, where one is to blame."""
+        self.ended_by_worker = False
+        """The answer is whole, and the decode worker (or prefill, for a single token) knows it."""
+        self.cached_tokens: int | None = None
+        self._output = output
+        self._bus = bus
+        self._ctx = ctx
+        self._order = InOrder(len(ticket.delivered))
+        self._incarnations: dict[str, str] = {}
+        self._needed = {pair.prefill, pair.decode}
+        """Workers whose death ends the attempt."""
+        self._unanswered = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[None] = loop.create_future()
+        self._heard = self._asked = loop.time()
+        self._asking = False
+
+    async def run(self, hub: TokenHub) -> None:
+        """Returns when the answer is whole. Raises what the first failing leg told; both legs are cancelled then."""
+        self._hub = hub
+        reason: CancelReason | None = None
+        try:
+            with hub.listening(self), hub.workers.booked(self.pair):
+                prefill, decode = self.pair.prefill, self.pair.decode
+                self._own(self._start_prefill(prefill, PrefillRun(self.ticket, decode)))
+                self._own(self._start_decode(decode, DecodeRun(self.ticket, prefill)))
+                await self._over
+                reason = "finished" if self.ended_by_worker else "stopped"
+        except PdbusError:
+            reason = "peer_failed"
+            raise
+        finally:
+            if reason is None:
+                reason = "deadline" if self._ctx.deadline.passed else "client_gone"
+            hub.cancels.send(self.ticket, (self.pair.prefill, self.pair.decode), reason)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def deliver(self, item: TokenItem, worker: str) -> None:
+        if item.attempt != self.ticket.attempt:
+            self._hub.metrics.dropped("attempt")
+        elif item.root != self.ticket.root:
+            self._hub.metrics.dropped("root")
+        elif not self._over.done():
+            self._heard = asyncio.get_running_loop().time()
+            self._unanswered = 0
+            self._take(item, worker)
+
+    def frame_lost(self, worker: str) -> None:
+        if worker in (self.pair.prefill, self.pair.decode):
+            self._ask_again()
+
+    def look(self, now_s: float) -> None:
+        for worker in self._needed:
+            if self._hub.workers.gone(worker, self._incarnations.get(worker)):
+                self._fail(Unavailable(f"worker {worker} is gone"), worker)
+                return
+        if now_s - max(self._heard, self._asked) >= SILENCE_S:
+            self._ask_again()
+
+    def _take(self, item: TokenItem, worker: str) -> None:
+        if item.finish in ("error", "cancelled"):
+            error = item.error.to_exception() if item.error else Unavailable(f"worker {worker} gave the request up")
+            self._fail(error, worker)
+            return
+        if self.ticket.sampling.logprobs is not None and len(item.logprobs) != len(item.ids):
+            self._fail(Corrupt(f"worker {worker} sent tokens without their log-probabilities"), worker)
+            return
+        for ready in self._order.add(item):
+            self._use(ready)
+            if self._over.done():
+                return
+        if self._order.gap:
+            self._ask_again()
+        elif self._order.next_index > len(self.ticket.delivered) + 1:
+            self._needed.discard(self.pair.prefill)  # its part is done: decode goes on alone
+
+    def _use(self, item: TokenItem) -> None:
+        if self.cached_tokens is None and item.cached_tokens is not None:
+            self.cached_tokens = item.cached_tokens
+        finish = item.finish if item.finish in ("stop", "length") else None
+        if self.ticket.prompt_logprobs is not None and not self._output.prompt_known:
+            if item.prompt_logprobs is None or len(item.prompt_logprobs) != len(self.ticket.prompt) - 1:
+                self._fail(Corrupt("the prompt's log-probabilities are missing"), self.pair.prefill)
+                return
+            self._output.prompt(item.prompt_logprobs)
+        if self._output.add(item.ids, item.logprobs, finish):
+            self.ended_by_worker = item.finish is not None
+            self._over.set_result(None)
+
+    def _ask_again(self) -> None:
+        """At most one question under way. The first token is the prefill worker's, all others decode's."""
+        if self._asking or self._over.done():
+            return
+        first = self._order.next_index == len(self.ticket.delivered)
+        worker = self.pair.prefill if first else self.pair.decode
+        if worker in self._incarnations:  # else it has not even accepted yet, and that call has its own deadline
+            self._asking = True
+            self._own(self._resend(worker, first))
+
+    async def _resend(self, worker: str, first: bool) -> None:
+        to = PREFILL_RESEND(worker=worker) if first else DECODE_RESEND(worker=worker)
+        ticket = self.ticket
+        missing = Resend(ticket.request_id, ticket.choice, ticket.attempt, self._order.next_index)
+        self._hub.metrics.resend()
+        try:
+            reply = await self._bus.call(to, missing, self._ctx.within(_RESEND_S))
+        except DeadlineExceeded:
+            self._unanswered += 1
+            if self._unanswered >= _MOST_UNANSWERED:
+                self._fail(Unavailable(f"worker {worker} does not answer"), worker)
+            return
+        except PdbusError as error:
+            self._fail(error, worker)
+            return
+        finally:
+            self._asking = False
+            self._asked = asyncio.get_running_loop().time()
+        self._unanswered = 0
+        for item in reply.items:
+            self.deliver(item, worker)
+        lost = reply.state == "unknown" or (reply.state == "finished" and self._order.next_index == missing.from_index)
+        if lost and not self._over.done():
+            self._fail(Unavailable(f"worker {worker} no longer holds the request"), worker)
+
+    async def _start_prefill(self, worker: str, run: PrefillRun) -> None:
+        try:
+            accepted = await self._bus.call(PREFILL_RUN(worker=worker), run, self._ctx.within(ACCEPT_S))
+        except PdbusError as error:
+            self._fail(error, worker)
+        else:
+            self._incarnations[worker] = accepted.incarnation
+
+    async def _start_decode(self, worker: str, run: DecodeRun) -> None:
+        try:
+            accepted = await self._bus.call(DECODE_RUN(worker=worker), run, self._ctx.within(ACCEPT_S))
+        except PdbusError as error:
+            self._fail(error, worker)
+        else:
+            self._incarnations[worker] = accepted.incarnation
+
+    def _fail(self, error: PdbusError, worker: str) -> None:
+        """The first failure of either leg counts."""
+        if self._over.done():
+            return
+        self.failed = worker
+        if isinstance(error, DeadlineExceeded) and not self._ctx.deadline.passed:
+            error = Unavailable(f"worker {worker} did not answer in time")
+        self._over.set_exception(error)
+
+    def _own(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

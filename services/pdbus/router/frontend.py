@@ -1,0 +1,216 @@
+"""A request's way through the router (DESIGN.md, section 7), the same for HTTP and for the bus."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import secrets
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from pdbus.bus.bus import Bus
+from pdbus.caching.result_key import ResultKey
+from pdbus.canonical import digest
+from pdbus.context import RequestContext
+from pdbus.messages.common import Digest, Ticket
+from pdbus.router.admission import Admission
+from pdbus.router.answer import Answer
+from pdbus.router.cache_control import CacheControl
+from pdbus.router.generation import Generation
+from pdbus.router.idempotency import IdempotencyTable, seed_of
+from pdbus.router.metrics import RouterMetrics
+from pdbus.router.models import Models, Version
+from pdbus.router.openai_schema import GenerateRequest
+from pdbus.router.output import ChoiceOutput
+from pdbus.router.prompts import Encoded, encode_prompts, most_tokens
+from pdbus.router.results import NEUTRAL, Results, key_of
+from pdbus.router.tokens import TokenHub
+from pdbus.telemetry import Phase, tracer
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, until when, and how."""
+
+    ctx: RequestContext
+    """Its request id is the router's own: ids from outside name nothing."""
+    cache: CacheControl
+    idempotency_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request on its root, ready to be answered."""
+
+    request: GenerateRequest
+    caller: Caller
+    version: Version
+    prompts: tuple[Encoded, ...]
+    limits: tuple[int, ...]
+    """Most tokens of the answer to each prompt."""
+    seed: int
+    compute_class: str | None
+    """None: no worker serves the root just now."""
+    page_format: str
+    key: ResultKey | None
+    """None: the answer can't be asked for again."""
+
+
+class Frontend:
+    """Used from one event loop."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        router: str,
+        models: Models,
+        hub: TokenHub,
+        results: Results,
+        admission: Admission,
+        executor: Executor,
+        metrics: RouterMetrics,
+    ) -> None:
+        self.models = models
+        self.admission = admission
+        self.metrics = metrics
+        self._bus = bus
+        self._router = router
+        self._hub = hub
+        self._results = results
+        self._executor = executor
+        self._idempotency = IdempotencyTable()
+        self._rng = random.Random()  # noqa: S311 - spreads load and retries
+
+    @asynccontextmanager
+    async def answer(self, request: GenerateRequest, caller: Caller) -> AsyncIterator[Answer]:
+        """Yields the answer once it has begun; to be read by `batches()`. Leaving early cancels it everywhere.
+
+        Raises, also in mid-answer, the errors of errors.py in the caller's terms."""
+        deadline = caller.ctx.deadline
+        deadline.check("the request was taken")
+        self.models.check_name(request.model)
+        self.models.resolve(request.ref)
+        async with AsyncExitStack() as stack:
+            with tracer().start_as_current_span(Phase.QUEUE):
+                if caller.idempotency_key is not None:
+                    await stack.enter_async_context(
+                        self._idempotency.hold(caller.ctx.tenant, caller.idempotency_key, _body(request), deadline)
+                    )
+                choices = request.n * max(len(request.prompts), 1)
+                await stack.enter_async_context(self.admission.slot(choices, deadline))
+            answer, plan = await self._prepare(request, caller)
+            await stack.enter_async_context(answer)
+            yield answer
+            if answer.cacheable and plan.key and caller.cache.store:
+                self._results.put(plan.key, plan.version.root, caller.ctx, answer.outputs)
+
+    async def _prepare(self, request: GenerateRequest, caller: Caller) -> tuple[Answer, Plan]:
+        root = self.models.resolve(request.ref)  # again: the ref may have moved while the request waited
+        plan = await self._plan(request, caller, root)
+        answer = Answer(caller.ctx.request_id, request, plan.version, plan.prompts, caller.ctx.deadline)
+        answer.outputs = [self._output(plan, answer, choice) for choice in range(len(plan.prompts) * request.n)]
+        if plan.key and caller.cache.read:
+            answer.source = "miss"
+            with tracer().start_as_current_span("result_cache") as span:
+                stored = await self._results.get(
+                    plan.key, root, caller.ctx, max_age_s=caller.cache.max_age_s, choices=len(answer.outputs)
+                )
+                span.set_attribute("pdbus.cache.hit", stored is not None)
+            if stored is not None:
+                answer.source = "hit"
+                answer.replay(stored)
+        self.metrics.result_cache(answer.source)
+        if answer.source != "hit":
+            answer.generate([self._generation(plan, output) for output in answer.outputs])
+        return answer, plan
+
+    async def _plan(self, request: GenerateRequest, caller: Caller, root: Digest) -> Plan:
+        with tracer().start_as_current_span("tokenize") as span:
+            version = await self.models.get(root, caller.ctx.deadline)
+            prompts = await encode_prompts(request, version, self._executor)
+            span.set_attribute("gen_ai.usage.input_tokens", sum(len(prompt.ids) for prompt in prompts))
+        limits = tuple(most_tokens(request, prompt, version) for prompt in prompts)
+        given = None if request.seed is None else request.seed % 2**64
+        if given is None and caller.idempotency_key is not None:
+            given = seed_of(caller.ctx.tenant, caller.idempotency_key)
+        kind = self._hub.workers.kind(root)
+        key = None
+        if kind is not None and (given is not None or request.deterministic):
+            key = key_of(
+                request,
+                tenant=caller.ctx.tenant,
+                root=root,
+                compute_class=kind.compute_class,
+                tokens=[prompt.ids for prompt in prompts],
+                limits=limits,
+                seed=given,
+            )
+        return Plan(
+            request,
+            caller,
+            version,
+            prompts,
+            limits,
+            secrets.randbits(64) if given is None else given,
+            kind.compute_class if kind else None,
+            kind.page_format if kind else "",
+            key,
+        )
+
+    def _output(self, plan: Plan, answer: Answer, choice: int) -> ChoiceOutput:
+        request, prompt = plan.request, plan.prompts[choice // plan.request.n]
+        text = plan.version.tokenizer.decode(prompt.ids) if request.echo and prompt.text is None else prompt.text
+        return ChoiceOutput(
+            choice,
+            plan.version.tokenizer.bytes,
+            answer.emit,
+            stops=request.stop,
+            stop_ids=frozenset(_stop_ids(plan)),
+            most_tokens=plan.limits[choice // request.n],
+            logprobs=request.logprobs is not None,
+            echo=prompt.ids if request.echo else None,
+            echo_text=text or "",
+        )
+
+    def _generation(self, plan: Plan, output: ChoiceOutput) -> Generation:
+        request, ctx = plan.request, plan.caller.ctx
+        prompt = plan.prompts[output.choice // request.n]
+        salt = tenant_salt(ctx.tenant)
+        ticket = Ticket(
+            request_id=ctx.request_id,
+            choice=output.choice,
+            attempt=1,
+            router=self._router,
+            model=self.models.model,
+            root=plan.version.root,
+            tenant=ctx.tenant,
+            salt=salt,
+            prompt=prompt.ids,
+            delivered=(),
+            sampling=request.sampling,
+            seed=plan.seed,
+            max_tokens=plan.limits[output.choice // request.n],
+            stop_ids=_stop_ids(plan),
+            deadline_ns=ctx.deadline.wall_ns,
+            prompt_logprobs=request.logprobs if request.echo else None,
+        )
+        page = plan.version.page_key(prompt.ids, plan.page_format, plan.compute_class or "", salt)
+        return Generation(ticket, output, page, plan.compute_class, self._hub, self._bus, ctx, self._rng)
+
+
+def tenant_salt(tenant: str) -> bytes:
+    """The tenant's part of every prefix key: one tenant's pages are never another's."""
+    return digest(["pdbus tenant salt", tenant])
+
+
+def _body(request: GenerateRequest) -> bytes:
+    """What must be equal under one idempotency key: all but how the answer is told, and the version it is pinned to."""
+    fields = dataclasses.asdict(request)
+    return digest({name: value for name, value in fields.items() if name not in NEUTRAL | {"ref"}})
+
+
+def _stop_ids(plan: Plan) -> tuple[int, ...]:
+    ends = () if plan.request.ignore_eos else plan.version.stop_ids
+    return tuple(sorted({*ends, *plan.request.stop_token_ids}))

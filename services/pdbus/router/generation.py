@@ -1,0 +1,141 @@
+"""One choice of a request: attempts, each with what was delivered before as a forced prefix, until the answer is whole.
+
+So every token reaches the output once and in order, also when workers die in between (G7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, replace
+
+from opentelemetry.trace import Status, StatusCode
+from opentelemetry.util.types import AttributeValue
+
+from pdbus.backoff import backoff_s
+from pdbus.bus.bus import Bus
+from pdbus.context import RequestContext
+from pdbus.errors import (
+    DeadlineExceeded,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    PdbusError,
+    RootGone,
+    Unauthorized,
+    Unavailable,
+)
+from pdbus.kv.format import PAGE_TOKENS
+from pdbus.messages.common import Ticket
+from pdbus.router.attempt import Attempt
+from pdbus.router.output import ChoiceOutput
+from pdbus.router.placement import Pair
+from pdbus.router.tokens import TokenHub
+from pdbus.telemetry import tracer
+
+NO_WORKER_S = 10.0
+"""How long a request waits for its first workers; for later ones, once it has begun, it waits to its deadline."""
+_MOST_INTERNAL = 3
+_FINAL = (InvalidRequest, Unauthorized, Forbidden, NotFound)
+"""Another worker would say the same. (RootGone is a NotFound, but another worker may have the root.)"""
+
+
+@dataclass(slots=True)
+class Generation:
+    """What one choice needs to be generated."""
+
+    ticket: Ticket
+    """Of the first attempt."""
+    output: ChoiceOutput
+    page: bytes
+    """What the prefill worker is chosen by."""
+    prefer_class: str | None
+    hub: TokenHub
+    bus: Bus
+    ctx: RequestContext
+    rng: random.Random
+    cached_tokens: int = 0
+    one_class: bool = True
+    """All attempts ran in the compute class that was wanted: the answer may be cached under it."""
+
+    async def run(self) -> None:
+        """Returns when the output has the whole answer. Raises what can't be retried, or DeadlineExceeded."""
+        if self.ticket.max_tokens == 0 and self.ticket.prompt_logprobs is None:  # an echo, and nothing to compute
+            self.output.add((), (), "length")
+            return
+        retries = internal = 0
+        avoid: frozenset[str] = frozenset()
+        while True:
+            pair = await self._pair(avoid)
+            ticket = self._next_ticket()
+            attempt = Attempt(ticket, pair, self.output, self.bus, self.ctx)
+            try:
+                await self._try(attempt)
+                return
+            except PdbusError as error:
+                internal += type(error) is PdbusError
+                if (isinstance(error, _FINAL) and not isinstance(error, RootGone)) or internal >= _MOST_INTERNAL:
+                    raise
+                self.ctx.deadline.check(f"another worker could take over ({error.message})")
+                avoid = avoid | {attempt.failed} if attempt.failed and len(avoid) < 8 else frozenset()
+                failure = error
+            finally:
+                self.cached_tokens = self.cached_tokens or (attempt.cached_tokens or 0 if ticket.attempt == 1 else 0)
+            if retries:
+                await self._back_off(retries, failure)
+            retries += 1
+
+    async def _try(self, attempt: Attempt) -> None:
+        attributes: dict[str, AttributeValue] = {
+            "pdbus.attempt": attempt.ticket.attempt,
+            "pdbus.choice": attempt.ticket.choice,
+            "pdbus.prefill_worker": attempt.pair.prefill,
+            "pdbus.decode_worker": attempt.pair.decode,
+            "pdbus.delivered_tokens": len(attempt.ticket.delivered),
+        }
+        outcome = "cancelled"
+        with tracer().start_as_current_span("attempt", attributes=attributes, record_exception=False) as span:
+            try:
+                await attempt.run(self.hub)
+                outcome = "finished"
+            except PdbusError as error:
+                outcome = error.code
+                span.set_status(Status(StatusCode.ERROR, error.message))
+                raise
+            finally:
+                self.hub.metrics.attempt(outcome)
+
+    def _next_ticket(self) -> Ticket:
+        """The first attempt's ticket; later ones go on from what is delivered."""
+        delivered = tuple(self.output.ids)
+        prompt_logprobs = None if self.output.prompt_known else self.ticket.prompt_logprobs
+        ticket = replace(self.ticket, delivered=delivered, prompt_logprobs=prompt_logprobs)
+        self.ticket = replace(self.ticket, attempt=self.ticket.attempt + 1)
+        return ticket
+
+    async def _pair(self, avoid: frozenset[str]) -> Pair:
+        workers, root = self.hub.workers, self.ticket.root
+        pages = -(-(len(self.ticket.prompt) + len(self.output.ids) + 1) // PAGE_TOKENS)
+
+        def choose() -> Pair | None:
+            return workers.pair(root, self.page, prefer_class=self.prefer_class, avoid=avoid, pages=pages)
+
+        begun = self.ticket.attempt > 1
+        deadline = self.ctx.deadline if begun else self.ctx.deadline.within(NO_WORKER_S)
+        pair = choose()
+        if pair is None:
+            try:
+                await workers.fleet.wait_for(lambda _: choose() is not None, deadline)
+            except (DeadlineExceeded, TimeoutError):
+                self.ctx.deadline.check("a worker was there")
+            pair = choose()
+        if pair is None:
+            raise Unavailable("no prefill and decode worker serves this version", retry_after_s=2.0)
+        self.one_class &= pair.compute_class == self.prefer_class
+        return pair
+
+    async def _back_off(self, retries: int, failure: PdbusError) -> None:
+        wait_s = max(backoff_s(retries, self.rng), min(failure.retry_after_s or 0.0, 1.0) * self.rng.random())
+        if wait_s >= self.ctx.deadline.remaining_s:
+            raise DeadlineExceeded(f"no time is left for another attempt ({failure.message})")
+        await asyncio.sleep(wait_s)

@@ -1,0 +1,174 @@
+"""The HTTP front: OpenAI's endpoints, health, metrics and the OpenAPI document."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+from aiohttp import web
+from opentelemetry import propagate
+from opentelemetry.trace import SpanKind
+
+from pdbus.context import Deadline, RequestContext
+from pdbus.errors import InvalidRequest
+from pdbus.router.answer import Answer
+from pdbus.router.cache_control import CacheControl
+from pdbus.router.frontend import Caller, Frontend
+from pdbus.router.http_errors import ErrorBody, ErrorDetail, describe, headers_of
+from pdbus.router.http_pages import Pages
+from pdbus.router.observe import Observed, observed
+from pdbus.router.openai_schema import Endpoint, GenerateRequest, parse_json
+from pdbus.router.telling import Chunk, chunks, whole
+
+log = logging.getLogger(__name__)
+
+DEFAULT_TIMEOUT_S = 120.0
+_BODY_S = 30.0
+_CLOSE_S = 1.0
+_STREAM_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class HttpServer:
+    """Listens once made by `serve_http`."""
+
+    def __init__(self, site: web.SockSite, host: str, port: int) -> None:
+        self._site = site
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def stop_listening(self) -> None:
+        """New connections are refused; open ones go on."""
+        await self._site.stop()
+
+
+@asynccontextmanager
+async def serve_http(
+    frontend: Frontend, pages: Pages, host: str, port: int, most_body: int
+) -> AsyncIterator[HttpServer]:
+    """Raises OSError where the address can't be had."""
+    app = web.Application(client_max_size=most_body, middlewares=[_errors])
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", _generate(frontend, "chat.completions")),
+            web.post("/v1/completions", _generate(frontend, "completions")),
+            *pages.routes(),
+        ]
+    )
+    # A handler is cancelled as soon as its client is gone: so everything it holds is freed everywhere.
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_S)
+    await runner.setup()
+    try:
+        listening = _listen(host, port)
+        site = web.SockSite(runner, listening, backlog=1024)
+        await site.start()
+        yield HttpServer(site, host, listening.getsockname()[1])
+    finally:
+        await runner.cleanup()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def _generate(frontend: Frontend, endpoint: Endpoint) -> Handler:
+    async def handle(http: web.Request) -> web.StreamResponse:
+        async with asyncio.timeout(_BODY_S):
+            body = await http.read()
+        request = parse_json(endpoint, body)
+        caller = _caller(http, request)
+        with observed(request, frontend.metrics, SpanKind.SERVER, propagate.extract(http.headers)) as seen:
+            async with caller.ctx.deadline.timeout(), frontend.answer(request, caller) as answer:
+                headers = {"x-request-id": caller.ctx.request_id, "X-Result-Cache": answer.source}
+                if request.stream:
+                    return await _stream(http, answer, headers, seen)
+                told = msgspec.json.encode(await whole(answer))
+                seen.whole(answer)
+                return web.Response(body=told, content_type="application/json", headers=headers)
+
+    return handle
+
+
+def _caller(http: web.Request, request: GenerateRequest) -> Caller:
+    timeout_s = request.timeout_s or DEFAULT_TIMEOUT_S
+    header = http.headers.get("X-Request-Timeout-Ms")
+    if header is not None:
+        if not re.fullmatch(r"[1-9][0-9]{0,8}", header):
+            raise InvalidRequest("X-Request-Timeout-Ms must be a number of milliseconds", param="X-Request-Timeout-Ms")
+        timeout_s = min(int(header) / 1e3, request.timeout_s or float(header))
+    return Caller(
+        RequestContext(Deadline.after(timeout_s)),
+        CacheControl.parse(http.headers.get("Cache-Control", "")),
+        http.headers.get("Idempotency-Key"),
+    )
+
+
+async def _stream(http: web.Request, answer: Answer, headers: dict[str, str], seen: Observed) -> web.StreamResponse:
+    """Server-sent events, one write for all that came at once. The status waits for the first token: until then an
+    error is an ordinary one; later it is the stream's last event."""
+    response = web.StreamResponse(headers=_STREAM_HEADERS | headers)
+    encode = msgspec.json.Encoder().encode
+    try:
+        async for batch in chunks(answer):
+            if not response.prepared:
+                await response.prepare(http)
+            await response.write(_events(batch, encode))
+    except Exception as error:
+        if not response.prepared:
+            raise
+        seen.error = getattr(error, "code", "internal")
+        log.info("a stream failed: %s", error)
+        await response.write_eof(b"data: " + encode(describe(error)[1]) + b"\n\n")
+        return response
+    await response.write_eof(b"data: [DONE]\n\n")
+    seen.whole(answer)
+    return response
+
+
+def _events(batch: list[Chunk], encode: Callable[[Chunk], bytes]) -> bytes:
+    return b"".join(b"data: %b\n\n" % encode(chunk) for chunk in batch)
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Whatever goes wrong is told in OpenAI's form."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        detail = ErrorDetail(_http_reason(request, error), "invalid_request_error", None, None)
+        headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+        return _error(error.status, ErrorBody(detail), headers)
+    except Exception as error:
+        status, body = describe(error)
+        if status == 500:
+            log.exception("%s %s failed", request.method, request.path)
+        return _error(status, body, headers_of(error))
+
+
+def _http_reason(http: web.Request, error: web.HTTPException) -> str:
+    reasons = {
+        404: f"there is no {http.path[:200]} here",
+        405: f"{http.method} is not possible on {http.path[:200]}",
+        413: "the request's body is too large",
+    }
+    return reasons.get(error.status, error.reason)
+
+
+def _error(status: int, body: ErrorBody, headers: dict[str, str]) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json", headers=headers)

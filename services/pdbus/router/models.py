@@ -1,0 +1,198 @@
+"""What the router needs of each version: its tokenizer, template and configuration, and which version a name means."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from pdbus.canonical import digest
+from pdbus.context import Deadline, RequestContext
+from pdbus.errors import InvalidRequest, NotFound, PdbusError, Unavailable
+from pdbus.kv.format import PAGE_TOKENS, PageFormat
+from pdbus.kv.prefix import child_key
+from pdbus.messages.common import Digest
+from pdbus.model.config import ModelConfig, from_hf
+from pdbus.model.scope import prefix_scope
+from pdbus.router.chat_template import ChatTemplate
+from pdbus.router.tokenizer import Tokenizer, stop_ids
+from pdbus.weights.history import History
+from pdbus.weights.layer import META, layer_of
+from pdbus.weights.manifest import Manifest
+
+log = logging.getLogger(__name__)
+
+DEFAULT_REF = "stable"
+CONFIRMED_WITHIN_S = 5.0
+"""T of G3: a router that has not confirmed the log's end for so long refuses requests by ref."""
+FINGERPRINT = "root-"
+_MOST_LOADED = 8
+_LOAD_S = 60.0
+
+
+class Follower(Protocol):
+    """A HistoryFollower, as far as the router needs it."""
+
+    @property
+    def history(self) -> History: ...
+
+    @property
+    def confirmed_age_s(self) -> float: ...
+
+    def on_change(self, callback: Any) -> Any: ...
+
+
+class Reader(Protocol):
+    """A BlockReader, as far as the router needs it."""
+
+    async def manifest(self, root: Digest, ctx: RequestContext) -> Manifest: ...
+
+    async def meta(self, root: Digest, ctx: RequestContext) -> dict[str, bytes]: ...
+
+
+@dataclass(frozen=True)
+class Version:
+    """One root, ready to tokenize for."""
+
+    root: Digest
+    config: ModelConfig
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    stop_ids: tuple[int, ...]
+    tensors: Mapping[str, Digest]
+    """Digests of the weights."""
+    _scopes: dict[tuple[str, str], Digest] = field(default_factory=dict)
+
+    def page_key(self, tokens: Sequence[int], page_format: str, compute_class: str, salt: bytes) -> bytes:
+        """The key of the prompt's first page, by which its prefill worker is chosen; of all of it, if it is shorter."""
+        if not page_format:  # no worker is there yet to say how it lays pages out
+            return digest([salt, list(tokens[:PAGE_TOKENS])])
+        layout = PageFormat.parse(page_format)
+        scope = self._scopes.get((page_format, compute_class))
+        if scope is None:
+            scope = prefix_scope(self.config, self.tensors, layout, compute_class).digest()
+            self._scopes[page_format, compute_class] = scope
+        return child_key(digest([scope, salt]), tokens[: layout.page_tokens])
+
+
+class Models:
+    """The versions of one model. Loads each root once, those that refs name as soon as they are named."""
+
+    def __init__(self, model: str, follower: Follower, reader: Reader, executor: Executor) -> None:
+        self.model = model
+        self._follower = follower
+        self._reader = reader
+        self._executor = executor
+        self._loads: OrderedDict[Digest, asyncio.Task[Version]] = OrderedDict()
+
+    async def __aenter__(self) -> Self:
+        self._stop_following = self._follower.on_change(lambda history: self._preload(history))
+        self._preload(self._follower.history)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop_following()
+        for load in self._loads.values():
+            load.cancel()
+        await asyncio.gather(*self._loads.values(), return_exceptions=True)
+
+    @property
+    def refs(self) -> Mapping[str, Digest]:
+        return self._follower.history.refs
+
+    @property
+    def loaded(self) -> tuple[Digest, ...]:
+        """Roots that requests can be tokenized for at once."""
+        return tuple(root for root, load in self._loads.items() if _succeeded(load))
+
+    def check_name(self, model: str) -> None:
+        if model != self.model:
+            raise NotFound(f"the model {model[:128]!r} does not exist here; this is {self.model!r}", param="model")
+
+    def resolve(self, ref: str | None) -> Digest:
+        """The root that a request is pinned to: of a ref (`stable` if None), or of a root's first hex digits.
+
+        Raises NotFound, InvalidRequest for an ambiguous beginning, and Unavailable for a ref while it is not certain
+        that no newer entry moved it (G3)."""
+        history = self._follower.history
+        name = DEFAULT_REF if ref is None else ref.removeprefix(FINGERPRINT)
+        by_ref = name in history.refs or ref is None
+        if by_ref and self._follower.confirmed_age_s > CONFIRMED_WITHIN_S:
+            raise Unavailable(
+                "it is not certain which version is current: the change log does not answer", retry_after_s=1
+            )
+        try:
+            return history.resolve(name)
+        except NotFound:
+            if ref is None:
+                raise Unavailable("no version of the model is served yet", retry_after_s=2) from None
+            raise NotFound(f"the model {self.model!r} has no version or ref {ref[:80]!r}", param="model") from None
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, param="model") from None
+
+    async def get(self, root: Digest, deadline: Deadline) -> Version:
+        """Raises what the loading raised (NotFound, Corrupt, InvalidRequest, …), or DeadlineExceeded."""
+        load = self._load(root)
+        done, _ = await asyncio.wait({load}, timeout=max(deadline.remaining_s, 0.0))
+        if not done:
+            deadline.check("the version's tokenizer had come")
+        return load.result()
+
+    def _load(self, root: Digest) -> asyncio.Task[Version]:
+        load = self._loads.get(root)
+        if load is None or (load.done() and not _succeeded(load)):
+            load = self._loads[root] = asyncio.get_running_loop().create_task(self._read(root))
+        self._loads.move_to_end(root)
+        return load
+
+    def _preload(self, history: History) -> None:
+        for root in history.refs.values():
+            self._load(root).add_done_callback(_note)
+        wanted = set(history.refs.values())
+        for root in [root for root in self._loads if root not in wanted][:-_MOST_LOADED]:
+            if self._loads[root].done():
+                del self._loads[root]
+
+    async def _read(self, root: Digest) -> Version:
+        ctx = RequestContext.after(_LOAD_S)
+        meta = await self._reader.meta(root, ctx)
+        manifest = await self._reader.manifest(root, ctx)
+        tensors = {name: t.digest for name, t in manifest.tensors.items() if layer_of(name) != META}
+        return await asyncio.get_running_loop().run_in_executor(self._executor, build_version, root, meta, tensors)
+
+
+def build_version(root: Digest, meta: Mapping[str, bytes], tensors: Mapping[str, Digest]) -> Version:
+    """Slow (parses a vocabulary). Raises InvalidRequest where a file is missing or can't be used."""
+    try:
+        config = from_hf(json.loads(meta["config.json"]))
+        tokenizer = Tokenizer(meta["tokenizer.json"], meta["tokenizer_config.json"])
+        ends = stop_ids(json.loads(meta.get("generation_config.json", b"{}")), tokenizer)
+    except KeyError as error:
+        raise InvalidRequest(f"the version lacks the file {error}") from None
+    except ValueError as error:
+        raise InvalidRequest(f"a file of the version is not JSON: {error}") from None
+    source = meta.get("chat_template.jinja")
+    template = ChatTemplate(source.decode(), tokenizer.special_texts) if source else None
+    return Version(root, config, tokenizer, template, ends, dict(tensors))
+
+
+def _succeeded(load: asyncio.Task[Version]) -> bool:
+    return load.done() and not load.cancelled() and load.exception() is None
+
+
+def _note(load: asyncio.Task[Version]) -> None:
+    if load.cancelled():
+        return
+    error = load.exception()
+    if isinstance(error, PdbusError):
+        log.warning("a version can't be loaded yet: %s", error.message)
+    elif error is not None:
+        log.error("a version can't be loaded", exc_info=error)

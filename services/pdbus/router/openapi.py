@@ -1,0 +1,117 @@
+"""The OpenAPI 3.1 document, made from the declarations that requests are checked against and answers are told in."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+import msgspec
+
+from pdbus.router.http_errors import ErrorBody
+from pdbus.router.openai_body import ChatBody, CompletionBody
+from pdbus.router.openai_reply import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    CompletionChunk,
+    Health,
+    ModelCard,
+    ModelList,
+)
+
+_TYPES: tuple[type[msgspec.Struct], ...] = (
+    ChatBody, ChatCompletion, ChatChunk, CompletionBody, Completion, CompletionChunk,
+    ModelList, ModelCard, Health, ErrorBody,
+)  # fmt: skip
+_ERRORS = {
+    "400": "The request can't be served as it is; `param` names the field",
+    "404": "No such model, version or ref",
+    "409": "The idempotency key was used for another request",
+    "413": "The body is too large",
+    "429": "Too much is waiting; try again after Retry-After seconds",
+    "500": "An error of the server",
+    "502": "Workers sent what can't be trusted",
+    "503": "Nothing can serve this now; try again",
+    "504": "The deadline passed",
+}
+
+
+def document() -> dict[str, Any]:
+    """As plain data."""
+    schemas, components = msgspec.json.schema_components(_TYPES, ref_template="#/components/schemas/{name}")
+    ref = dict(zip(_TYPES, schemas, strict=True))
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "pdbus", "version": importlib.metadata.version("pdbus")},
+        "paths": {
+            "/v1/chat/completions": {"post": _generation("chat", ref, ChatBody, ChatCompletion, ChatChunk)},
+            "/v1/completions": {"post": _generation("completion", ref, CompletionBody, Completion, CompletionChunk)},
+            "/v1/models": {"get": _get("models", "The model, by its name and by each of its refs", ref[ModelList])},
+            "/v1/models/{name}": {
+                "get": _get("model", "One of them", ref[ModelCard], "404")
+                | {"parameters": [_parameter("name", "path", {"type": "string"}, "As the list names it")]}
+            },
+            "/healthz": {"get": _get("alive", "The process lives", ref[Health])},
+            "/readyz": {"get": _get("ready", "Requests can be served", ref[Health], not_ready=ref[Health])},
+            "/health": {"get": _get("health", "As /readyz", ref[Health], not_ready=ref[Health])},
+            "/metrics": {"get": _get("metrics", "Prometheus metrics", {"type": "string"}, media="text/plain")},
+            "/openapi.json": {"get": _get("openapi", "This document", {"type": "object"})},
+        },
+        "components": {
+            "schemas": components,
+            "responses": {status: _error(text, ref[ErrorBody]) for status, text in _ERRORS.items()},
+        },
+    }
+
+
+def _generation(
+    name: str, ref: dict[type[msgspec.Struct], Any], body: type[Any], whole: type[Any], chunk: type[Any]
+) -> dict[str, Any]:
+    events = "Server-sent events: each `data` is a chunk, or an error that ends the stream; the last one is [DONE]"
+    return {
+        "operationId": name,
+        "parameters": [
+            _parameter(
+                "X-Request-Timeout-Ms",
+                "header",
+                {"type": "integer", "minimum": 1, "maximum": 999_999_999},
+                "When the request is given up (120 s unless told; at most 600 s)",
+            ),
+            _parameter(
+                "Idempotency-Key",
+                "header",
+                {"type": "string", "minLength": 1, "maxLength": 255},
+                "The same request under the same key gets the same answer",
+            ),
+            _parameter("Cache-Control", "header", {"type": "string"}, "no-store, no-cache, max-age=SECONDS"),
+        ],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": ref[body]}}},
+        "responses": {
+            "200": {
+                "description": f"The answer. {events}",
+                "content": {
+                    "application/json": {"schema": ref[whole]},
+                    "text/event-stream": {"schema": {"type": "string", "contentSchema": ref[chunk]}},
+                },
+            },
+            **{status: {"$ref": f"#/components/responses/{status}"} for status in _ERRORS},
+        },
+    }
+
+
+def _get(
+    name: str, text: str, schema: Any, *errors: str, media: str = "application/json", not_ready: Any = None
+) -> dict[str, Any]:
+    responses: dict[str, Any] = {"200": {"description": text, "content": {media: {"schema": schema}}}}
+    responses |= {status: {"$ref": f"#/components/responses/{status}"} for status in errors}
+    if not_ready is not None:
+        responses["503"] = {"description": "Not now", "content": {media: {"schema": not_ready}}}
+    return {"operationId": name, "responses": responses}
+
+
+def _error(text: str, schema: Any) -> dict[str, Any]:
+    return {"description": text, "content": {"application/json": {"schema": schema}}}
+
+
+def _parameter(name: str, where: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
+    return {"name": name, "in": where, "required": where == "path", "schema": schema, "description": text}

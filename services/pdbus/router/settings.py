@@ -1,0 +1,28 @@
+"""The router's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdbus.settings import Settings, SettingsError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterSettings(Settings):
+    http_host: str = "127.0.0.1"
+    http_port: int = 8000
+    """0: any free one; the card's url tells."""
+    max_inflight: int = 256
+    """Choices that run at once."""
+    max_queued: int = 512
+    """Requests that may wait for their turn; more are refused with 429."""
+    max_body_bytes: int = 4 << 20
+    result_ttl_s: float = 3600.0
+    """How long a finished deterministic answer is kept."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.http_port <= 65535:
+            raise SettingsError("PDBUS_HTTP_PORT must be a port, or 0 for any")
+        if self.max_inflight < 1 or self.max_queued < 0 or self.max_body_bytes < 1024:
+            raise SettingsError("PDBUS_MAX_INFLIGHT, PDBUS_MAX_QUEUED or PDBUS_MAX_BODY_BYTES is too small")

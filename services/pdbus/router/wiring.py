@@ -1,0 +1,91 @@
+"""How the parts of a router hang together: the one place that makes them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from pdbus.bus.bus import Bus
+from pdbus.bus.presence import Fleet
+from pdbus.bus.serving import Registration
+from pdbus.errors import PdbusError
+from pdbus.messages.router import InferReply, InferRequest
+from pdbus.router.admission import Admission
+from pdbus.router.cancels import Cancels
+from pdbus.router.frontend import Frontend
+from pdbus.router.http import HttpServer, serve_http
+from pdbus.router.http_pages import Pages
+from pdbus.router.infer import Infer
+from pdbus.router.metrics import RouterMetrics
+from pdbus.router.models import Follower, Models, Reader
+from pdbus.router.results import Results, Ring
+from pdbus.router.settings import RouterSettings
+from pdbus.router.tokens import TokenHub
+from pdbus.router.workers import Workers
+from pdbus.subjects import INFER
+
+_THREADS = 2
+"""For long prompts and vocabularies."""
+
+
+@dataclass(frozen=True)
+class Router:
+    """A router at work."""
+
+    frontend: Frontend
+    hub: TokenHub
+    cancels: Cancels
+    workers: Workers
+    http: HttpServer
+    infer: Registration[InferRequest, InferReply]
+
+    async def stop_intake(self) -> None:
+        """Requests on open connections are refused retryably from now on; running ones and their streams go on."""
+        self.frontend.admission.close()
+        await self.infer.stop()
+        await self.http.stop_listening()
+
+    def why_not_ready(self) -> str:
+        """ "" while requests by the default ref can be served."""
+        return why_not_ready(self.frontend.models, self.workers)
+
+
+@asynccontextmanager
+async def router(
+    settings: RouterSettings, bus: Bus, fleet: Fleet, follower: Follower, reader: Reader, ring: Ring
+) -> AsyncIterator[Router]:
+    """Serves until it is left. Raises OSError where the HTTP address can't be had."""
+    async with AsyncExitStack() as stack:
+        executor = stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="router"))
+        metrics = RouterMetrics(settings.model)
+        workers = Workers(fleet, settings.model, random.Random())  # noqa: S311 - breaks ties
+        cancels = Cancels(bus, settings.id, workers.gone)
+        models = await stack.enter_async_context(Models(settings.model, follower, reader, executor))
+        hub = await stack.enter_async_context(TokenHub(bus, settings.id, workers, cancels, metrics))
+        stack.push_async_callback(cancels.close)  # before the hub, by which the answers come
+        admission = Admission(settings.max_inflight, settings.max_queued)
+        results = Results(ring, settings.result_ttl_s)
+        frontend = Frontend(bus, settings.id, models, hub, results, admission, executor, metrics)
+        most = settings.max_inflight + settings.max_queued
+        infer = await bus.serve(INFER(model=settings.model), Infer(frontend), limit=most)
+        await stack.enter_async_context(infer)
+        pages = Pages(models, lambda: why_not_ready(models, workers))
+        http = await stack.enter_async_context(
+            serve_http(frontend, pages, settings.http_host, settings.http_port, settings.max_body_bytes)
+        )
+        yield Router(frontend, hub, cancels, workers, http, infer)
+
+
+def why_not_ready(models: Models, workers: Workers) -> str:
+    try:
+        root = models.resolve(None)
+    except PdbusError as error:
+        return error.message
+    if root not in models.loaded:
+        return "the current version's tokenizer is being loaded"
+    if workers.kind(root) is None:
+        return "no prefill and decode worker is ready for the current version"
+    return ""
