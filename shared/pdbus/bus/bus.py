@@ -18,6 +18,7 @@ from pdbus.bus.codec import decode, encode
 from pdbus.bus.events import EventHandler, EventRegistration
 from pdbus.bus.inbox import Inbox
 from pdbus.bus.instruments import Instruments, mark_failed
+from pdbus.bus.logs import Logs
 from pdbus.bus.memory import MemoryBroker, MemoryTransport
 from pdbus.bus.micro import Micro
 from pdbus.bus.nats import NatsTransport
@@ -37,11 +38,13 @@ class Bus:
     """One process on the bus. Made by `connect()` or `memory_bus()`."""
 
     def __init__(self, control: Transport, bulk: Transport) -> None:
+        """`control` for messages, `bulk` for bulk streams; `logs` exist where `control` is a real server's."""
         self.incarnation = new_id()
         """Random for this life of the process: sequences and leases of a former life are worthless."""
         self.instruments = Instruments()
         self.transport = control
         self.bulk = BulkPort(bulk, self.instruments)
+        self._logs = Logs(control, self.instruments) if isinstance(control, NatsTransport) else None
         self._micro: Micro | None = None
         self._inbox = Inbox(control, self.incarnation)
         self._waiting: set[asyncio.Future[Raw]] = set()
@@ -54,6 +57,13 @@ class Bus:
         """Messages that could not be read, since the start."""
         return self.instruments.malformed_count
 
+    @property
+    def logs(self) -> Logs:
+        """Raises Unavailable on the in-memory twin, which has none."""
+        if self._logs is None:
+            raise Unavailable("logs and work queues need a real NATS server")
+        return self._logs
+
     async def __aenter__(self) -> Bus:
         await self._inbox.start()
         await self.bulk.start()
@@ -62,6 +72,8 @@ class Bus:
     async def __aexit__(self, *_: object) -> None:
         for registration in reversed(self._registrations):
             await registration.close()
+        if self._logs:
+            await self._logs.close()
         if self._micro:
             await self._micro.close()
         await self.bulk.stop()

@@ -1,0 +1,100 @@
+"""Taking from a work queue: one message at a time, kept while it is worked on, settled explicitly."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from nats.js.api import AckPolicy, ConsumerConfig
+
+from pdbus.bus.codec import decode
+from pdbus.bus.instruments import Instruments
+from pdbus.bus.jetstream import JetStream, Pulled
+from pdbus.errors import InvalidRequest, NotFound, PdbusError, Unavailable
+from pdbus.subjects import ToEvent, Work
+
+log = logging.getLogger(__name__)
+Q = TypeVar("Q")
+
+ACK_WAIT_S = 30.0
+"""A worker that says nothing for so long has died: another gets the message."""
+KEEP_EVERY_S = 10.0
+PULL_S = 5.0
+RETRY_S = 0.5
+MOST_PENDING = 100_000
+"""Messages that may be put off at once."""
+
+
+class Job(Generic[Q]):
+    """A message to be worked on. Until it is settled nobody else gets it, and it comes again if this process dies."""
+
+    def __init__(self, message: Q, pulled: Pulled, js: JetStream) -> None:
+        self.message = message
+        self._reply = pulled.reply
+        self._js = js
+        self._settled = False
+        self._beat = asyncio.get_running_loop().call_later(KEEP_EVERY_S, self._keep)
+
+    async def done(self) -> None:
+        """The work's effects are durable: the message is removed. Raises Unavailable; it may then come again."""
+        await self._settle(b"+ACK")
+
+    async def later(self, delay_s: float) -> None:
+        """Comes again after `delay_s`."""
+        await self._settle(b'-NAK {"delay":%d}' % max(int(delay_s * 1e9), 1))
+
+    async def release(self) -> None:
+        """Gives an unsettled message back at once; nothing if it is settled."""
+        if not self._settled:
+            await self._settle(b"-NAK")
+
+    async def _settle(self, verdict: bytes) -> None:
+        self._settled = True
+        self._beat.cancel()
+        await self._js.settle(self._reply, verdict)
+
+    def _keep(self) -> None:
+        with suppress(PdbusError):
+            self._js.keep(self._reply)
+        self._beat = asyncio.get_running_loop().call_later(KEEP_EVERY_S, self._keep)
+
+
+async def take(to: ToEvent[Q], subject: Work[Q], js: JetStream, instruments: Instruments) -> AsyncIterator[Job[Q]]:
+    """Jobs of `to` as they become due; never ends by itself. An unsettled job is released when the next is asked for."""
+    consumer = f"{subject.durable}-{to.name.rpartition('.')[2].replace('*', 'all')}"
+    config = ConsumerConfig(
+        durable_name=consumer,
+        filter_subject=to.name,
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=ACK_WAIT_S,
+        max_ack_pending=MOST_PENDING,
+    )
+    ensured = False
+    while True:
+        try:
+            if not ensured:
+                await js.ensure_consumer(subject.stream, config)
+                ensured = True
+            pulled = await js.pull(subject.stream, consumer, PULL_S)
+        except (Unavailable, NotFound) as error:
+            log.warning("the work queue %s can't be read: %s", to.name, error.message)
+            ensured = False
+            await asyncio.sleep(RETRY_S)
+            continue
+        if pulled is None:
+            continue
+        try:
+            job = Job(decode(subject.message, pulled.data), pulled, js)
+        except InvalidRequest as error:
+            instruments.malformed(to.name, error.message)
+            with suppress(Unavailable):
+                await js.settle(pulled.reply, b"+TERM")
+            continue
+        try:
+            yield job
+        finally:
+            with suppress(Unavailable):
+                await job.release()
