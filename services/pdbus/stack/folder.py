@@ -22,6 +22,7 @@ from typing import Any
 from platformdirs import user_data_path
 
 from pdbus.errors import Conflict
+from pdbus.subjects import encode_token
 
 _LINGER_S = 15.0
 """How long processes of a launcher that was killed may take to notice and end."""
@@ -57,9 +58,9 @@ class Folder:
     def nats(self) -> Path:
         return self.path / "nats"
 
-    def of_process(self, model: str, id: str) -> Path:
-        """Where the process `id` of a model keeps its data."""
-        return self.path / "models" / model.replace("/", "%2F") / id
+    def of_model(self, model: str) -> Path:
+        """What a model's processes keep, a folder for each by its id."""
+        return self.path / "models" / encode_token(model)
 
     @contextmanager
     def lock(self) -> Iterator[int]:
@@ -73,8 +74,10 @@ class Folder:
         try:
             self._take(fd)
             self._run_file.unlink(missing_ok=True)
-            yield fd
-            self._run_file.unlink(missing_ok=True)
+            try:
+                yield fd
+            finally:
+                self._run_file.unlink(missing_ok=True)
         finally:
             os.close(fd)
 

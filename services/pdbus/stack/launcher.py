@@ -49,7 +49,8 @@ class Launcher:
         self._view = view
         self._ready: dict[str, str] = {}  # id -> incarnation that was told to be ready
         self._all_ready = asyncio.Event()
-        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._failed = asyncio.Event()
+        self._failure = ""
         self._children = {
             plan.id: Child(
                 plan, LogFile(running.folder.logs / f"{plan.id}.log"), inherited, self._on_start, self._on_death
@@ -94,7 +95,8 @@ class Launcher:
 
     async def failed(self) -> None:
         """Returns never; raises StartFailed when a process can't be brought up."""
-        await self._failed
+        await self._failed.wait()
+        raise StartFailed(self._failure)
 
     def _show(self, child: Child, card: Card) -> None:
         id = child.plan.id
@@ -121,8 +123,9 @@ class Launcher:
         give_up = again_in_s is None or (never_ready and child.deaths >= _TRIES)
         then = "" if give_up else f"; starting it again in {again_in_s:.1f} s"
         self._view.failed(id, f"{what}{then} (log: {child.log.path})", child.last_lines())
-        if give_up and not self._failed.done():
-            self._failed.set_exception(StartFailed(f"{id} does not start: {what}"))
+        if give_up and not self._failed.is_set():
+            self._failure = f"{id} does not start: {what}"
+            self._failed.set()
 
     async def _stop(self, hurry: asyncio.Event) -> None:
         for services in STOP_ORDER:

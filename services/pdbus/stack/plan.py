@@ -55,7 +55,7 @@ def processes(options: Options, folder: Folder, nats_url: str, cores: int) -> li
             "NATS_URL": nats_url,
             "PDBUS_ID": id,
             "PDBUS_MODEL": options.model,
-            "PDBUS_DATA": str(folder.of_process(options.model, id)),
+            "PDBUS_DATA": str(folder.of_model(options.model) / id),
         }
         return ProcessPlan(service, id, {**common, **more})
 

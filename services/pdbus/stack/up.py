@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from pdbus.bus.bus import connect
+from pdbus.bus.bus import Bus, connect
 from pdbus.errors import Conflict, NotFound
 from pdbus.runtime.first import first
 from pdbus.runtime.stop import Stop
@@ -24,6 +24,7 @@ from pdbus.stack.child import Inherited
 from pdbus.stack.folder import Folder, Run, RunFile
 from pdbus.stack.inspect import suggested_name
 from pdbus.stack.launcher import Launcher, lifeline_pipe
+from pdbus.stack.membership import left_behind, retire
 from pdbus.stack.nats_child import own_nats
 from pdbus.stack.plan import Options, cores, processes
 from pdbus.stack.view import View
@@ -115,11 +116,18 @@ async def _serve(
         connect(nats_url, name="pdbus up", wait_s=_CONNECT_S) as bus,
         launcher.watching(bus),
     ):
-        await first(launcher.started(), launcher.failed())
+        gone = left_behind(run_file.folder.of_model(options.model), {plan.id for plan in plans})
+        await first(_start(bus, options.model, gone, launcher), launcher.failed())
         stop.starting = False
         _greet(view, run_file)
         await first(stop.requested.wait(), launcher.failed())
         view.say("stopping (once more to stop at once)")
+
+
+async def _start(bus: Bus, model: str, gone: set[str], launcher: Launcher) -> None:
+    if gone:
+        await retire(bus, model, gone)
+    await launcher.started()
 
 
 def _greet(view: View, run_file: RunFile) -> None:

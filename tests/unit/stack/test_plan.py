@@ -1,0 +1,66 @@
+"""What a local stack consists of."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdbus.stack.folder import Folder
+from pdbus.stack.plan import STOP_ORDER, Options, processes, resolve_checkpoint
+
+SERVICES = {"router", "param_server", "prefill", "decode", "cache", "invalidator"}
+
+
+def _plans(options: Options, cores: int = 4) -> list:
+    return processes(options, Folder(Path("somewhere")), "nats://127.0.0.1:1", cores)
+
+
+def test_all_six_kinds_run_each_as_its_own_module() -> None:
+    plans = _plans(Options("x.gguf", "m"))
+    assert {plan.service for plan in plans} == SERVICES
+    assert all(plan.command == [sys.executable, "-m", f"pdbus.{plan.service}"] for plan in plans)
+
+
+@given(*[st.integers(1, 4)] * 5, st.integers(1, 64))
+def test_numbers_are_kept_ids_are_unique_and_engines_share_the_cores(
+    routers: int, servers: int, caches: int, prefill: int, decode: int, cores: int
+) -> None:
+    options = Options(
+        "x.gguf", "m", routers=routers, param_servers=servers, cache_nodes=caches, prefill=prefill, decode=decode
+    )
+    plans = _plans(options, cores)
+    assert Counter(plan.service for plan in plans) == {
+        "router": routers, "param_server": servers, "cache": caches,
+        "prefill": prefill, "decode": decode, "invalidator": 1,
+    }  # fmt: skip
+    for key in ("PDBUS_ID", "PDBUS_DATA"):
+        assert len({plan.settings[key] for plan in plans}) == len(plans)
+    threads = [int(plan.settings["PDBUS_THREADS"]) for plan in plans if plan.service in {"prefill", "decode"}]
+    assert min(threads) >= 1
+    assert sum(threads) <= max(cores, len(threads))
+
+
+def test_only_param_servers_are_told_where_the_checkpoint_is() -> None:
+    for plan in _plans(Options("x.gguf", "m")):
+        assert ("PDBUS_CHECKPOINT" in plan.settings) == (plan.service == "param_server")
+
+
+def test_the_first_router_takes_the_port_and_others_free_ones() -> None:
+    routers = [plan for plan in _plans(Options("x", "m", port=8123, routers=3)) if plan.service == "router"]
+    assert [plan.settings["PDBUS_HTTP_PORT"] for plan in routers] == ["8123", "0", "0"]
+
+
+def test_every_service_has_its_place_in_the_order_of_stopping() -> None:
+    assert sorted(service for group in STOP_ORDER for service in group) == sorted(SERVICES)
+
+
+def test_a_path_becomes_absolute_and_a_hub_id_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.gguf").touch()
+    assert resolve_checkpoint("model.gguf") == str(tmp_path / "model.gguf")
+    assert resolve_checkpoint("someone/some-model") == "someone/some-model"
