@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from nats.js.api import ConsumerConfig, StreamConfig
 
 from pdbus.bus.nats import NatsTransport
 from pdbus.bus.nats_client import GuardedClient
+from pdbus.bus.transport import NO_RESPONDERS, STATUS, Raw
+from pdbus.context import new_id
 from pdbus.errors import Conflict, NotFound, PdbusError, Unavailable
 
 REQUEST_S = 3.0
@@ -35,15 +38,6 @@ class Stored:
 class StreamState:
     created: str
     last_seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pulled:
-    """A message of a work queue. What is published to `reply` settles it."""
-
-    data: bytes
-    reply: str
-    subject: str
 
 
 class JetStream:
@@ -84,28 +78,23 @@ class JetStream:
     async def last(self, stream: str, subject: str) -> Stored | None:
         return await self._get(stream, subject=subject)
 
-    async def pull(self, stream: str, consumer: str, wait_s: float) -> Pulled | None:
-        """The next message of a work queue, or None when none came within `wait_s`. One at a time, so that no pull
-        request outlives its answer."""
-        request = b'{"batch":1,"expires":%d}' % int(wait_s * 1e9)
-        async with self._translated() as client:
-            subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
-            message = await client.request(subject, request, timeout=wait_s + REQUEST_S)
-        status = (message.headers or {}).get("Status")
-        if status in (None, ""):
-            return Pulled(message.data, message.reply, message.subject)
-        if status == "409":
-            raise NotFound(f"consumer {consumer} of {stream} is gone")
-        return None
-
     async def settle(self, reply: str, verdict: bytes) -> None:
         """Tells the verdict on a pulled message, and waits until it is known to be taken."""
         async with self._translated() as client:
             await client.request(reply, verdict, timeout=REQUEST_S)
 
     def keep(self, reply: str) -> None:
-        """Says that a pulled message is still being worked on."""
+        """Says that a pulled message is still being worked on. Raises Unavailable."""
         self._transport.send(reply, b"+WPI")
+
+    @asynccontextmanager
+    async def puller(self, stream: str, consumer: str) -> AsyncIterator[Puller]:
+        puller = Puller(self._transport, f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}")
+        subscription = await self._transport.subscribe(puller.inbox, puller.on_message)
+        try:
+            yield puller
+        finally:
+            await subscription.close()
 
     async def _get(self, stream: str, **what: object) -> Stored | None:
         async with self._context() as js:
@@ -137,3 +126,36 @@ class JetStream:
             raise PdbusError(f"JetStream refused: {error.description}") from error
         except (TimeoutError, nats.errors.Error) as error:
             raise Unavailable(f"JetStream did not answer ({type(error).__name__})") from None
+
+
+class Puller:
+    """Takes from a work queue, one message at a time, so that no pull request outlives its answer by much.
+
+    The server delivers a pulled message under its own subject, so nats-py's request() can't see it as the answer."""
+
+    def __init__(self, transport: NatsTransport, subject: str) -> None:
+        self.inbox = f"_INBOX.{new_id()}"
+        self._transport = transport
+        self._subject = subject
+        self._came: asyncio.Queue[Raw] = asyncio.Queue()
+
+    def on_message(self, raw: Raw) -> None:
+        self._came.put_nowait(raw)
+
+    async def pull(self, wait_s: float) -> Raw | None:
+        """The next message, or None when none came. What is sent to its `reply` settles it.
+
+        Raises NotFound (the consumer is gone), Unavailable."""
+        if self._came.empty():  # else one came after the last wait was over
+            self._transport.send(self._subject, b'{"batch":1,"expires":%d}' % int(wait_s * 1e9), reply=self.inbox)
+        try:
+            async with asyncio.timeout(wait_s + REQUEST_S):
+                raw = await self._came.get()
+        except TimeoutError:
+            raise Unavailable("JetStream did not answer a pull request") from None
+        status = raw.headers.get(STATUS)
+        if status == NO_RESPONDERS:
+            raise NotFound("the consumer is gone")
+        if status is None:
+            return raw
+        return None  # 404 or 408: nothing there; 409: the consumer changed, which the next pull tells

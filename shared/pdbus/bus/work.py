@@ -12,7 +12,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from pdbus.bus.codec import decode
 from pdbus.bus.instruments import Instruments
-from pdbus.bus.jetstream import JetStream, Pulled
+from pdbus.bus.jetstream import JetStream
 from pdbus.errors import InvalidRequest, NotFound, PdbusError, Unavailable
 from pdbus.subjects import ToEvent, Work
 
@@ -31,9 +31,9 @@ MOST_PENDING = 100_000
 class Job(Generic[Q]):
     """A message to be worked on. Until it is settled nobody else gets it, and it comes again if this process dies."""
 
-    def __init__(self, message: Q, pulled: Pulled, js: JetStream) -> None:
+    def __init__(self, message: Q, reply: str, js: JetStream) -> None:
         self.message = message
-        self._reply = pulled.reply
+        self._reply = reply
         self._js = js
         self._settled = False
         self._beat = asyncio.get_running_loop().call_later(KEEP_EVERY_S, self._keep)
@@ -63,7 +63,7 @@ class Job(Generic[Q]):
 
 
 async def take(to: ToEvent[Q], subject: Work[Q], js: JetStream, instruments: Instruments) -> AsyncIterator[Job[Q]]:
-    """Jobs of `to` as they become due; never ends by itself. An unsettled job is released when the next is asked for."""
+    """Jobs of `to` as they become due; never ends by itself. An unsettled job is released on asking for the next."""
     consumer = f"{subject.durable}-{to.name.rpartition('.')[2].replace('*', 'all')}"
     config = ConsumerConfig(
         durable_name=consumer,
@@ -73,28 +73,30 @@ async def take(to: ToEvent[Q], subject: Work[Q], js: JetStream, instruments: Ins
         max_ack_pending=MOST_PENDING,
     )
     ensured = False
-    while True:
-        try:
-            if not ensured:
-                await js.ensure_consumer(subject.stream, config)
-                ensured = True
-            pulled = await js.pull(subject.stream, consumer, PULL_S)
-        except (Unavailable, NotFound) as error:
-            log.warning("the work queue %s can't be read: %s", to.name, error.message)
-            ensured = False
-            await asyncio.sleep(RETRY_S)
-            continue
-        if pulled is None:
-            continue
-        try:
-            job = Job(decode(subject.message, pulled.data), pulled, js)
-        except InvalidRequest as error:
-            instruments.malformed(to.name, error.message)
-            with suppress(Unavailable):
-                await js.settle(pulled.reply, b"+TERM")
-            continue
-        try:
-            yield job
-        finally:
-            with suppress(Unavailable):
-                await job.release()
+    async with js.puller(subject.stream, consumer) as puller:
+        while True:
+            try:
+                if not ensured:
+                    await js.ensure_consumer(subject.stream, config)
+                    ensured = True
+                raw = await puller.pull(PULL_S)
+            except (Unavailable, NotFound) as error:
+                log.warning("the work queue %s can't be read: %s", to.name, error.message)
+                ensured = False
+                await asyncio.sleep(RETRY_S)
+                continue
+            if raw is None:
+                continue
+            try:
+                message = decode(subject.message, raw.data)
+            except InvalidRequest as error:
+                instruments.malformed(to.name, error.message)
+                with suppress(Unavailable):
+                    await js.settle(raw.reply, b"+TERM")
+                continue
+            job = Job(message, raw.reply, js)
+            try:
+                yield job
+            finally:
+                with suppress(Unavailable):
+                    await job.release()
