@@ -119,17 +119,3 @@ class Leases:
     def expired(self, now_s: float) -> list[PageLease]:
         """Those without progress for LEASE_S that don't yet hold all of their KV."""
         return [one for one in self._leases.values() if one.final is None and now_s - one.renewed_s >= LEASE_S]
-
-    def of(self, request_id: str, attempt: int, choice: int | None) -> list[PageLease]:
-        """Those of a request's attempts up to `attempt`; `choice` None: of all its choices."""
-        return [
-            lease
-            for lease in self._leases.values()
-            if lease.reserve.request_id == request_id
-            and lease.reserve.attempt <= attempt
-            and choice in (None, lease.reserve.choice)
-        ]
-
-    def from_worker(self, prefill_worker: str) -> list[PageLease]:
-        """Those whose KV still comes from that worker."""
-        return [one for one in self._leases.values() if one.reserve.prefill_worker == prefill_worker and not one.final]

@@ -25,6 +25,7 @@ from pdbus.engine.step import Abandoned, compute
 from pdbus.errors import Cancelled, PdbusError
 from pdbus.kv.pages import PageTable
 from pdbus.kv.pool import KvPool
+from pdbus.messages.common import Digest
 
 log = logging.getLogger(__name__)
 
@@ -146,6 +147,13 @@ class Core:
         await self.call(sequence.hold.release)
 
     # What follows runs in the engine's thread.
+
+    def drop_root(self, kv_root: Digest) -> int:
+        """Drops all pages made from it, and publishes none of those that running sequences still compute."""
+        for sequence in (*self._scheduler.running, *self._scheduler.waiting):
+            if sequence.version.scope.kv_root == kv_root:
+                self._scheduler.keep_private(sequence)
+        return self._scheduler.pages.drop_root(kv_root)
 
     def _run(self) -> None:
         try:

@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Coroutine
 
 from pdbus.context import Deadline
-from pdbus.engine.sequence import Event, Key
-from pdbus.errors import PdbusError
-from pdbus.messages.common import Digest
-from pdbus.messages.router import TokenItem
+from pdbus.engine.sequence import Ended, Event, Key
+from pdbus.errors import PdbusError, WireError
+from pdbus.messages.common import Ticket
+from pdbus.messages.decode import Reserve
+from pdbus.messages.router import Finish, TokenItem, TokenLogprob
+
+log = logging.getLogger(__name__)
 
 
 class Job(ABC):
     """`run` is the whole of it: it raises what the attempt failed of, and is cancelled to end it early.
 
-    Everything is given back before `run` returns or raises."""
+    Everything that the job holds is given back before `run` returns or raises."""
 
     task: asyncio.Task[None]
 
-    def __init__(
-        self, request_id: str, choice: int, attempt: int, router: str, root: Digest, deadline: Deadline
-    ) -> None:
-        self.request_id, self.choice, self.attempt = request_id, choice, attempt
-        self.router, self.root, self.deadline = router, root, deadline
+    def __init__(self, attempt: Ticket | Reserve, deadline: Deadline) -> None:
+        self.request_id, self.choice, self.attempt = attempt.request_id, attempt.choice, attempt.attempt
+        self.router, self.root, self.deadline = attempt.router, attempt.root, deadline
+        self.accepted_ns = time.time_ns()
         self.next_index = 0
-        """Output index that the next item has."""
+        """Output index of the next item."""
         self.finished = False
         """The attempt's last item was sent: nothing more is told of it, not even an error."""
-        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.failure: PdbusError | None = None
+        """Why it is being ended early; None: because it was cancelled."""
+        self.closed = False
+        """It is giving back what it held, and takes nothing more."""
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """The engine has let go of its sequence, or said why it failed."""
 
     @property
     def session(self) -> str:
@@ -39,9 +49,9 @@ class Job(ABC):
         return self.session, self.attempt
 
     @property
+    @abstractmethod
     def peer(self) -> str | None:
-        """The worker without which it can't go on; None: it needs none now."""
-        return None
+        """The worker without which it can't go on now."""
 
     @abstractmethod
     async def run(self) -> None: ...
@@ -50,12 +60,64 @@ class Job(ABC):
     def hear(self, event: Event) -> None:
         """What the engine tells of this job's sequence; in the event loop, quick."""
 
-    def item(self, **fields: object) -> TokenItem:
-        """An item of this attempt at `next_index`, or at the `index` that is given."""
-        fields = {"index": self.next_index, "ids": (), **fields}
-        return TokenItem(self.request_id, self.choice, self.attempt, self.root, **fields)  # type: ignore[arg-type]
+    def hear_end(self, event: Ended) -> None:
+        if self.ended.done():
+            return
+        if event.error is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(event.error)
+            self.ended.exception()  # it may be that nobody waits any more: then the end was somebody's wish
 
     def fail(self, error: PdbusError) -> None:
         """Ends the job with this error, from outside of its task."""
-        if not self._failure.done():
-            self._failure.set_exception(error)
+        if self.failure is None and not self.task.cancelling():
+            self.failure = error
+            self.task.cancel()
+
+    async def guard(self, work: Coroutine[None, None, None]) -> None:
+        """Awaits a part of the job that runs beside it; if that fails, the job does."""
+        try:
+            await work
+        except PdbusError as error:
+            self.fail(error)
+        except Exception as error:
+            log.exception("attempt %s failed", self.key)
+            self.fail(internal(error))
+
+    def item(
+        self,
+        ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] = (),
+        finish: Finish | None = None,
+        error: PdbusError | None = None,
+    ) -> TokenItem:
+        """The attempt's next item."""
+        return TokenItem(
+            self.request_id,
+            self.choice,
+            self.attempt,
+            self.root,
+            self.next_index,
+            ids,
+            logprobs,
+            finish,
+            WireError.of(error) if error else None,
+        )
+
+
+def internal(error: Exception) -> PdbusError:
+    """What others are told of an error that is none of theirs; the log has it whole."""
+    return PdbusError(f"internal error ({type(error).__name__})")
+
+
+async def to_the_end(work: Coroutine[None, None, None]) -> None:
+    """Awaits `work` whole, also when cancelled meanwhile: for giving back what is held. `work` has to be bounded."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise
+    task.result()

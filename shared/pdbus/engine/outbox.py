@@ -43,17 +43,19 @@ class Outbox:
             sent.items.append(item)
             sent.finished_s = now_s if item.finish else None
 
+    def close(self, request_id: str, choice: int, attempt: int, now_s: float) -> None:
+        """Nothing more comes of that attempt from here."""
+        sent = self._sent.get((request_id, choice, attempt))
+        if sent and sent.finished_s is None:
+            sent.finished_s = now_s
+
     def take(self) -> list[tuple[str, TokenFrame]]:
         """All that waits, as frames by router."""
         pending, self._pending = self._pending, {}
-        return [
-            (router, self._frame(router, batch))
-            for router, items in pending.items()
-            for batch in _batches(items)
-        ]
+        return [(router, self._frame(router, batch)) for router, items in pending.items() for batch in _batches(items)]
 
     def resend(self, message: Resend) -> ResendReply:
-        """What was sent of that attempt from `from_index` on. "running" also where it is more than fits into a reply."""
+        """What was sent of that attempt from `from_index` on. "running" also where more is left than fits a reply."""
         sent = self._sent.get((message.request_id, message.choice, message.attempt))
         if sent is None:
             return ResendReply("unknown")

@@ -77,7 +77,7 @@ class Scheduler:
         """Forgets it; False where it isn't here. Its pages stay with its hold."""
         if sequence in self.running:
             self.running.remove(sequence)
-            self._computing.difference_update(key.digest for key in sequence.keys[sequence.published :])
+            self.keep_private(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         else:
@@ -105,6 +105,11 @@ class Scheduler:
             self.pages.publish(pages[at], key)
             self._computing.discard(key.digest)
         sequence.published = max(sequence.published, full)
+
+    def keep_private(self, sequence: Sequence) -> None:
+        """Publishes no more of the sequence's pages."""
+        self._computing.difference_update(key.digest for key in sequence.keys[sequence.published :])
+        sequence.keys = sequence.keys[: sequence.published]
 
     def _expire(self, now_s: float) -> list[tuple[Sequence, PdbusError]]:
         late = [one for one in (*self.waiting, *self.running) if one.deadline.at_monotonic_s <= now_s]

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+from pdbus.canonical import DIGEST_BYTES
 from pdbus.context import Deadline
 from pdbus.errors import InvalidRequest, TooLarge
 from pdbus.messages.common import Sampling, Ticket
+from pdbus.messages.decode import Reserve
 from pdbus.model.config import ModelConfig
 
+LONGEST_NAME = 128
 MOST_STOP_IDS = 64
 MOST_TOP_LOGPROBS = 20
 _PROMPT_LOGPROB_BYTES = 800_000
 """They travel in one item of one frame, which has to fit into a bus message of 1 MiB."""
 
 
-def check_ticket(ticket: Ticket, model: str, config: ModelConfig) -> Deadline:
-    """Returns the ticket's deadline. Raises InvalidRequest that names the field, or DeadlineExceeded."""
+def is_name(text: str) -> bool:
+    """Whether it may become a subject token."""
+    return 0 < len(text) <= LONGEST_NAME
+
+
+def check_addressed(ticket: Ticket, model: str) -> Deadline:
+    """What needs no version. Returns the ticket's deadline. Raises InvalidRequest or DeadlineExceeded."""
     deadline = Deadline.from_wire(ticket.deadline_ns)
     deadline.check("the request began")
     if ticket.model != model:
-        raise InvalidRequest(f"this worker serves {model}, not {ticket.model}", param="model")
-    if ticket.attempt < 1 or ticket.choice < 0:
+        raise InvalidRequest(f"this worker serves {model}, not {ticket.model[:LONGEST_NAME]}", param="model")
+    check_attempt(ticket)
+    return deadline
+
+
+def check_attempt(attempt: Ticket | Reserve) -> None:
+    """Raises InvalidRequest unless it names an attempt and a router."""
+    if not is_name(attempt.request_id) or not is_name(attempt.router):
+        raise InvalidRequest(f"request id and router are names of 1 to {LONGEST_NAME} characters", param="request_id")
+    if attempt.attempt < 1 or attempt.choice < 0:
         raise InvalidRequest("attempts count from 1 and choices from 0", param="attempt")
+    if len(attempt.root) != DIGEST_BYTES:
+        raise InvalidRequest(f"a root has {DIGEST_BYTES} bytes", param="root")
+
+
+def check_ticket(ticket: Ticket, config: ModelConfig) -> None:
+    """What the version's shape says of it. Raises InvalidRequest that names the field."""
     if not ticket.prompt:
         raise InvalidRequest("the prompt is empty", param="prompt")
     if len(ticket.tokens) + 1 > config.max_positions:
@@ -38,7 +60,6 @@ def check_ticket(ticket: Ticket, model: str, config: ModelConfig) -> Deadline:
         raise InvalidRequest("a seed is an unsigned 64-bit integer", param="seed")
     _check_sampling(ticket.sampling, config)
     _check_prompt_logprobs(ticket)
-    return deadline
 
 
 def _check_sampling(sampling: Sampling, config: ModelConfig) -> None:

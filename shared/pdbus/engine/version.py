@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
@@ -33,7 +33,8 @@ class WeightSource(Protocol):
         self,
         root: Digest,
         ctx: RequestContext,
-        names: Iterable[str] | None = None,
+        names: Collection[str] | None = None,
+        *,
         progress: Callable[[int, int], None] | None = None,
     ) -> Mapping[str, np.ndarray]: ...
 
@@ -97,9 +98,12 @@ async def load(
     manifest = await source.manifest(root, ctx)
     meta = await source.meta(root, ctx)
     config = from_hf(json.loads(meta["config.json"]))
-    digests = {layer.name: layer.digest for layer in manifest.layers if layer.name != META}
+    layers = [layer for layer in manifest.layers if layer.name != META]
+    digests = {layer.name: layer.digest for layer in layers}
     reuse = max(others, key=lambda model: len(digests.items() & model.digests.items()), default=None)
-    arrays = await source.tensors(root, ctx, needed_tensors(config, digests, reuse), progress)
+    arrays = await source.tensors(root, ctx, needed_tensors(config, digests, reuse), progress=progress)
     model = await asyncio.to_thread(build, config, digests, arrays, reuse, device)
-    tensors = {tensor.name: tensor.digest for layer in manifest.layers if layer.name != META for tensor in layer.tensors}
+    tensors = {
+        tensor.name: tensor.digest for layer in manifest.layers if layer.name != META for tensor in layer.tensors
+    }
     return Version(root, model, prefix_scope(config, tensors, model.page_format(), compute_class))

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -56,15 +56,15 @@ class _Failure:
 
 
 class Versions:
-    """Lives in the event loop; loads one version at a time. `on_dropped` is told of each one that is let go.
+    """Lives in the event loop; loads one version at a time.
 
     Entered, it loads what `want` names; `detail` says for people how far it is."""
 
-    def __init__(
-        self, source: WeightSource, device: str, compute_class: str, on_dropped: Callable[[Version], None]
-    ) -> None:
-        self._source, self._device, self._compute_class = source, device, compute_class
-        self._on_dropped = on_dropped
+    def __init__(self, source: WeightSource, device: str, compute_class: str) -> None:
+        self.compute_class = compute_class
+        self.kv_roots: dict[Digest, Digest] = {}
+        """KV-relevant roots of the versions that are or were here: cached pages may outlive their version."""
+        self._source, self._device = source, device
         self._ready: dict[Digest, Version] = {}
         self._wanted: tuple[Digest, ...] = ()
         self._wishes: dict[Digest, _Wish] = {}
@@ -161,7 +161,6 @@ class Versions:
             if root not in self._wanted and root not in self._wishes and not version.pins:
                 del self._ready[root]
                 log.info("version %s dropped", root.hex()[:12])
-                self._on_dropped(version)
 
     async def _load_or_note(self, root: Digest) -> None:
         try:
@@ -176,6 +175,7 @@ class Versions:
             return
         self.detail = ""
         self._ready[root] = version
+        self.kv_roots[root] = version.scope.kv_root
         self._failures.pop(root, None)
         self._any.set()
         if (wish := self._wishes.get(root)) and not wish.loaded.done():
@@ -189,7 +189,7 @@ class Versions:
             self.detail = f"loading version {root.hex()[:12]}: {100 * done_bytes // max(total_bytes, 1)} %"
 
         others = [version.model for version in self._ready.values()]
-        version = await load(root, self._source, others, self._device, self._compute_class, progress)
+        version = await load(root, self._source, others, self._device, self.compute_class, progress)
         if self.page_format not in (None, version.model.page_format()):
             raise InvalidRequest(
                 f"its KV pages ({version.model.page_format()}) differ from this worker's ({self.page_format})"

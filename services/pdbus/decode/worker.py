@@ -1,0 +1,136 @@
+"""The decode worker: grants leases, takes runs, and writes tokens once it has both halves of an attempt."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from pdbus.bus.bus import Bus
+from pdbus.bus.presence import Fleet
+from pdbus.bus.serving import Registration
+from pdbus.context import Deadline, RequestContext
+from pdbus.decode.job import DecodeJob
+from pdbus.decode.leases import LEASE_S, Leases, PageLease
+from pdbus.engine.scheduler import Limits
+from pdbus.engine.tickets import check_addressed, check_attempt, check_ticket
+from pdbus.engine.versions import Versions
+from pdbus.engine.worker import LOAD_S, Worker
+from pdbus.errors import Cancelled, Conflict, InvalidRequest, Overloaded, StaleAttempt, TooLarge, Unavailable
+from pdbus.kv.pages import PageHold
+from pdbus.kv.pool import KvPool
+from pdbus.messages.common import Ticket
+from pdbus.messages.decode import DecodeRun, Lease, Reserve
+from pdbus.messages.presence import Load
+from pdbus.messages.workers import Accepted
+from pdbus.subjects import ANY, DECODE_RESEND, DECODE_RESERVE, DECODE_RUN, KV
+
+MOST_JOBS = 128
+MOST_LEASES = 24
+"""Each is a bulk stream under way; their frames together have to stay within what the bus may buffer."""
+
+
+class DecodeWorker(Worker[DecodeJob]):
+    service: ClassVar[str] = "decode"
+
+    def __init__(
+        self, bus: Bus, id: str, model: str, versions: Versions, fleet: Fleet, pool: KvPool, limits: Limits
+    ) -> None:
+        super().__init__(bus, id, model, versions, fleet, pool, limits, MOST_JOBS)
+        self.leases = Leases(MOST_LEASES)
+
+    async def serve(self) -> list[Registration[Any, Any]]:
+        await self.bus.bulk.listen(KV.name(worker=self.id, session=ANY, attempt=ANY))
+        return [
+            await self.bus.serve(DECODE_RESERVE(worker=self.id), self.reserve),
+            await self.bus.serve(DECODE_RUN(worker=self.id), self.take_run),
+            await self.bus.serve(DECODE_RESEND(worker=self.id), self.resend),
+        ]
+
+    def load(self) -> Load:
+        return replace(super().load(), leases=len(self.leases))
+
+    def tick(self, now_s: float) -> None:
+        for lease in self.leases.expired(now_s):
+            if job := self.jobs.get(lease.key):
+                job.fail(Unavailable(f"no KV came from {lease.reserve.prefill_worker} for {LEASE_S:.0f} s"))
+
+    async def take_run(self, message: DecodeRun, ctx: RequestContext) -> Accepted:
+        """Idempotent: a run that was taken, or whose attempt ended here, is accepted again and changes nothing."""
+        ticket = message.ticket
+        deadline = check_addressed(ticket, self.model)
+        pin = await self.versions.pin(ticket.root, deadline.within(LOAD_S))
+        with contextlib.ExitStack() as held:
+            held.enter_context(pin)
+            check_ticket(ticket, pin.version.config)
+            job = self._job(ticket, message.prefill_worker, deadline)
+            if job and not job.has_run:
+                job.take_run(message, pin)
+                held.pop_all()
+        return self.accepted()
+
+    async def reserve(self, message: Reserve, ctx: RequestContext) -> Lease:
+        """Idempotent: the same reservation again gets the same lease."""
+        deadline = Deadline.from_wire(message.deadline_ns)
+        deadline.check("pages were reserved")
+        check_attempt(message)
+        if message.page_format != str(self.pool.format):
+            raise Conflict(f"pages of {message.page_format} don't fit the pages here, {self.pool.format}")
+        job = self._leased(message) or await self._grant(message, deadline)
+        await job.listening.wait()
+        if job.closed:
+            raise Cancelled(f"attempt {message.attempt} of {message.session} has ended")
+        return Lease(self.bus.incarnation, int(LEASE_S * 1e3))
+
+    async def _grant(self, message: Reserve, deadline: Deadline) -> DecodeJob:
+        if self.leases.full:
+            raise Overloaded(f"{len(self.leases)} prompts are arriving here already", retry_after_s=0.5)
+        pin = await self.versions.pin(message.root, deadline.within(LOAD_S))
+        with contextlib.ExitStack() as held:
+            held.enter_context(pin)
+            if not 0 < message.tokens < pin.version.config.max_positions:
+                raise InvalidRequest(f"KV of {message.tokens} tokens does not fit the context", param="tokens")
+            hold = self.core.pages.hold()
+            held.callback(self.core.post, hold.release)
+            await self.core.call(lambda: self._allocate(hold, message.tokens))
+            # Another message of this attempt may have been served meanwhile; from here on nothing awaits.
+            job = self._leased(message)
+            if job is None:
+                job = self._job(message, message.prefill_worker, deadline)
+                if job is None:
+                    raise StaleAttempt(f"attempt {message.attempt} of {message.session} is over here")
+                job.grant(PageLease(message, hold, time.monotonic()), pin)
+                held.pop_all()
+        return job
+
+    def _allocate(self, hold: PageHold, tokens: int) -> None:
+        """Pages for the prompt and the first token, such that every running answer can still grow by one."""
+        wanted = self.pool.format.pages_for(tokens + 1)
+        if wanted > self.core.pages.total:
+            raise TooLarge(f"{tokens} tokens are more than this worker's KV pool holds", param="tokens")
+        if not self.core.pages.can_allocate(wanted + self.core.running):
+            raise Overloaded("no KV pages are free here", retry_after_s=0.5)
+        hold.allocate(wanted)
+
+    def _leased(self, message: Reserve) -> DecodeJob | None:
+        """The job that has this lease already. Raises Conflict where its reservation was another."""
+        job = self.jobs.get((message.session, message.attempt))
+        if job is None or job.lease is None:
+            return None
+        if job.lease.reserve != message:
+            raise Conflict(f"attempt {message.attempt} of {message.session} was reserved otherwise")
+        return job
+
+    def _job(self, attempt: Ticket | Reserve, prefill_worker: str, deadline: Deadline) -> DecodeJob | None:
+        """The attempt's job, a new one if need be; None where it has ended here. Raises why it is refused."""
+        job = self.jobs.get((attempt.session, attempt.attempt))
+        if job is not None:
+            if job.closed or job.task.cancelling():
+                raise Cancelled(f"attempt {attempt.attempt} of {attempt.session} is ending")
+            return job
+        if not self.admit(attempt.request_id, attempt.choice, attempt.attempt):
+            return None
+        job = DecodeJob(self, attempt, prefill_worker, deadline)
+        self.start(job)
+        return job

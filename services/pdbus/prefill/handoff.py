@@ -1,0 +1,144 @@
+"""Hands a prompt's KV to its decode worker, layer by layer, while later layers and chunks are still computed.
+
+What waits to be sent are notes of a few numbers: the KV itself is read from the pool when its turn comes, from pages
+that stay with the sequence until the hand-over has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import zlib
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pdbus.backoff import backoff_s
+from pdbus.bus.bulk_send import Outgoing
+from pdbus.bus.codec import encode
+from pdbus.context import RequestContext
+from pdbus.engine.sequence import LayerReady, Sequence
+from pdbus.errors import DeadlineExceeded, NotFound, Overloaded, Unavailable
+from pdbus.kv.codec import export_layer
+from pdbus.messages.bulk import KV_FINAL, KvHead
+from pdbus.messages.decode import KvFinal, Reserve
+from pdbus.messages.router import TokenItem
+from pdbus.subjects import DECODE_RESERVE, KV
+from pdbus.telemetry import Phase, record_span
+
+if TYPE_CHECKING:
+    from pdbus.prefill.worker import PrefillWorker
+
+_ANSWER_S = 5.0
+"""A decode worker grants or refuses a lease within a turn of its engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """KV of some tokens in one layer, final in the sequence's pages."""
+
+    layer: int
+    start: int
+    tokens: int
+
+
+class Handoff:
+    """One sequence's. `run` ends when the decode worker has everything; the other methods say what there is to send."""
+
+    def __init__(self, worker: PrefillWorker, sequence: Sequence, decode_worker: str) -> None:
+        self._worker, self._sequence, self._decode_worker = worker, sequence, decode_worker
+        self._pieces: deque[_Piece] = deque()
+        self._first: TokenItem | None = None
+        self._news = asyncio.Event()
+        self._frames = 0
+        self._checksum = 0
+
+    def cached(self, tokens: int) -> None:
+        """The first `tokens` tokens are in the pages without having been computed. Comes before any `layer_ready`."""
+        step = self._worker.limits.chunk_tokens // self._worker.limits.page_tokens * self._worker.limits.page_tokens
+        for layer in range(self._worker.pool.format.layers):
+            for start in range(0, tokens, step):
+                self._pieces.append(_Piece(layer, start, min(step, tokens - start)))
+        self._news.set()
+
+    def layer_ready(self, event: LayerReady) -> None:
+        self._pieces.append(_Piece(event.layer, event.start, event.tokens))
+        self._news.set()
+
+    def first_token(self, item: TokenItem) -> None:
+        """All layers are ready: the final frame carries this item."""
+        self._first = item
+        self._news.set()
+
+    async def run(self) -> None:
+        """Reserves, streams, ends. Raises what the decode worker refused with, Unavailable, DeadlineExceeded."""
+        await self._reserve()
+        ticket = self._sequence.ticket
+        subject = KV.name(worker=self._decode_worker, session=ticket.session, attempt=str(ticket.attempt))
+        started_ns = time.time_ns()
+        try:
+            async with self._worker.bus.bulk.send(subject, self._sequence.deadline) as out:
+                await self._send_pieces(out)
+                await self._send_final(out)
+        except NotFound as error:  # the lease ended, and with it the stream
+            raise Unavailable(f"decode worker {self._decode_worker}: {error.message}") from None
+        attributes = {"pdbus.frames": self._frames, "pdbus.tokens": len(ticket.tokens)}
+        record_span(Phase.KV_TRANSFER, started_ns, time.time_ns(), attributes=attributes)
+
+    async def _reserve(self) -> None:
+        ticket, deadline = self._sequence.ticket, self._sequence.deadline
+        reserve = Reserve(
+            ticket.request_id,
+            ticket.choice,
+            ticket.attempt,
+            ticket.router,
+            ticket.root,
+            len(ticket.tokens),
+            self._worker.id,
+            str(self._worker.pool.format),
+            self._worker.versions.compute_class,
+            ticket.deadline_ns,
+        )
+        rng = random.Random()  # noqa: S311 - jitter
+        retries = 0
+        while True:
+            ctx = RequestContext(deadline.within(_ANSWER_S), ticket.request_id, ticket.tenant)
+            try:
+                await self._worker.bus.call(DECODE_RESERVE(worker=self._decode_worker), reserve, ctx)
+                return
+            except Overloaded:
+                retries += 1
+                wait_s = 0.02 + backoff_s(retries, rng)
+                if deadline.remaining_s <= wait_s:
+                    raise
+                await asyncio.sleep(wait_s)
+            except DeadlineExceeded:
+                if deadline.passed:
+                    raise
+                raise Unavailable(f"decode worker {self._decode_worker} does not answer") from None
+
+    async def _send_pieces(self, out: Outgoing) -> None:
+        while True:
+            while self._pieces:
+                await self._send_piece(out, self._pieces.popleft())
+            if self._first:
+                return
+            self._news.clear()
+            await self._news.wait()
+
+    async def _send_piece(self, out: Outgoing, piece: _Piece) -> None:
+        ticket, page_format = self._sequence.ticket, self._worker.pool.format
+        first_page = piece.start // page_format.page_tokens
+        pages = self._sequence.hold.pages[first_page : page_format.pages_for(piece.start + piece.tokens)]
+        body = export_layer(self._worker.pool, piece.layer, pages)
+        self._frames += 1
+        self._checksum = zlib.crc32(body, self._checksum)
+        await out.item(KvHead(ticket.attempt, ticket.root, piece.layer, piece.start, piece.tokens), body)
+
+    async def _send_final(self, out: Outgoing) -> None:
+        ticket = self._sequence.ticket
+        assert self._first
+        tokens = len(ticket.tokens)
+        final = KvFinal(ticket.attempt, ticket.root, tokens, self._frames, self._checksum, self._first)
+        await out.item(KvHead(ticket.attempt, ticket.root, KV_FINAL, tokens, 0), encode(final))

@@ -1,0 +1,67 @@
+"""The prefill worker: reads prompts, hands their KV over, and sends each first token."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, ClassVar
+
+from pdbus.bus.bus import Bus
+from pdbus.bus.presence import Fleet
+from pdbus.bus.serving import Registration
+from pdbus.context import RequestContext
+from pdbus.engine.scheduler import Limits
+from pdbus.engine.tickets import check_addressed, check_ticket, is_name
+from pdbus.engine.versions import Versions
+from pdbus.engine.worker import LOAD_S, Worker
+from pdbus.errors import InvalidRequest
+from pdbus.kv.pool import KvPool
+from pdbus.messages.prefill import PrefillRun
+from pdbus.messages.workers import Accepted
+from pdbus.peers.cache import CacheRing
+from pdbus.prefill.job import PrefillJob
+from pdbus.prefill.l2 import PrefixTier
+from pdbus.subjects import PREFILL_RESEND, PREFILL_RUN
+
+MOST_JOBS = 72
+
+
+class PrefillWorker(Worker[PrefillJob]):
+    service: ClassVar[str] = "prefill"
+
+    def __init__(
+        self,
+        bus: Bus,
+        id: str,
+        model: str,
+        versions: Versions,
+        fleet: Fleet,
+        pool: KvPool,
+        limits: Limits,
+        ring: CacheRing,
+    ) -> None:
+        super().__init__(bus, id, model, versions, fleet, pool, limits, MOST_JOBS)
+        self.l2 = PrefixTier(ring, fleet, self.core)
+
+    async def prepare(self, stack: contextlib.AsyncExitStack) -> None:
+        await stack.enter_async_context(self.l2)
+
+    async def serve(self) -> list[Registration[Any, Any]]:
+        return [
+            await self.bus.serve(PREFILL_RUN(worker=self.id), self.take_run),
+            await self.bus.serve(PREFILL_RESEND(worker=self.id), self.resend),
+        ]
+
+    async def take_run(self, message: PrefillRun, ctx: RequestContext) -> Accepted:
+        """Idempotent: a run that was taken here is accepted again and changes nothing."""
+        ticket = message.ticket
+        deadline = check_addressed(ticket, self.model)
+        if not is_name(message.decode_worker):
+            raise InvalidRequest("the decode worker has no name", param="decode_worker")
+        pin = await self.versions.pin(ticket.root, deadline.within(LOAD_S))
+        with contextlib.ExitStack() as held:
+            held.enter_context(pin)
+            check_ticket(ticket, pin.version.config)
+            if self.admit(ticket.request_id, ticket.choice, ticket.attempt):
+                self.start(PrefillJob(self, message, pin, deadline))
+                held.pop_all()
+        return self.accepted()

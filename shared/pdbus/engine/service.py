@@ -1,0 +1,117 @@
+"""The service around an engine: versions by the change log, the worker once there is a first one, and its card."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import abstractmethod
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import torch
+
+from pdbus.bus.bus import Bus
+from pdbus.bus.presence import Fleet
+from pdbus.context import Deadline
+from pdbus.engine.invalidations import follow_invalidations
+from pdbus.engine.scheduler import Limits
+from pdbus.engine.settings import EngineSettings
+from pdbus.engine.versions import Versions
+from pdbus.engine.worker import Worker
+from pdbus.kv.pool import KvPool
+from pdbus.messages.presence import Card, Load
+from pdbus.model.compute import compute_class
+from pdbus.peers.history import HistoryFollower
+from pdbus.peers.weights import BlockReader
+from pdbus.runtime.service import Service
+from pdbus.settings import SettingsError
+from pdbus.weights.history import History
+
+S = TypeVar("S", bound=EngineSettings)
+
+
+class EngineService(Service[S], Generic[S]):
+    """Starting takes until a first version is loaded; then the page pool can be made, and the worker serves."""
+
+    def __init__(self, settings: S, bus: Bus) -> None:
+        super().__init__(settings, bus)
+        torch.set_num_threads(settings.threads)
+        self.compute_class = compute_class(settings.device)
+        self.fleet = Fleet(bus)
+        self._history = HistoryFollower(bus, settings.model)
+        reader = BlockReader(bus, settings.model, self._history)
+        self.versions = Versions(reader, settings.device, self.compute_class)
+        self.worker: Worker[Any] | None = None
+
+    @abstractmethod
+    async def make_worker(self, pool: KvPool, limits: Limits, stack: contextlib.AsyncExitStack) -> Worker[Any]:
+        """The worker, not yet entered. What it needs for its whole life goes onto `stack`."""
+
+    @property
+    @abstractmethod
+    def running(self) -> int:
+        """Sequences in a step at once."""
+
+    async def __aenter__(self) -> Self:
+        async with contextlib.AsyncExitStack() as stack:
+            await self.bus.logs.ensure()
+            for part in (self.fleet, self._history, self.versions):
+                await stack.enter_async_context(part)
+            stack.callback(self._history.on_change(self._want))
+            version = await self.versions.first()
+            page_format = version.model.page_format()
+            pages = page_format.pages_within(self.settings.kv_bytes)
+            if pages < 1:
+                raise SettingsError(f"PDBUS_KV_BYTES is less than one page, {page_format.page_bytes} bytes")
+            pool = KvPool(page_format, pages, self.settings.device)
+            limits = Limits(page_format.page_tokens, self.settings.chunk_tokens, self.running)
+            self.worker = await self.make_worker(pool, limits, stack)
+            await stack.enter_async_context(self.worker)
+            follow = follow_invalidations(self.bus, self.settings.model, self.versions, self.worker.core)
+            stack.push_async_callback(_cancelled, asyncio.create_task(follow))
+            self.worker.failed.add_done_callback(self._on_failed)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    def load(self) -> Load:
+        return self.worker.load() if self.worker else Load()
+
+    def card(self, card: Card) -> Card:
+        roots, page_format = self.versions.roots, self.versions.page_format
+        return replace(
+            card,
+            state=card.state if roots and self.worker else "starting",
+            roots=roots,
+            compute_class=self.compute_class,
+            page_format=str(page_format) if page_format else "",
+            detail=self.versions.detail,
+            progress=self.worker.core.progress if self.worker else 0,
+        )
+
+    async def stop_intake(self) -> None:
+        if self.worker:
+            await self.worker.stop_intake()
+
+    async def drain(self, deadline: Deadline) -> None:
+        if self.worker:
+            await self.worker.drain()
+
+    def _want(self, history: History) -> None:
+        # A log that begins anew knows of no version yet: what is loaded goes on serving until it does.
+        if history.wanted:
+            self.versions.want(history.wanted)
+
+    def _on_failed(self, failed: asyncio.Future[None]) -> None:
+        if not failed.cancelled() and (error := failed.exception()):
+            self.fail(error)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,30 @@
+"""Settings of the workers that have an engine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from pdbus.kv.format import PAGE_TOKENS
+from pdbus.settings import Settings, SettingsError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings(Settings):
+    kv_bytes: int = 1 << 30
+    """Memory for KV pages. On the CPU a page takes memory once it is used."""
+    threads: int = field(default_factory=lambda: os.cpu_count() or 1)
+    """Of torch, within one operator."""
+    chunk_tokens: int = 512
+    """Prompt tokens in one step, over all requests."""
+    device: str = "cpu"
+    """As torch spells it: cpu, cuda, cuda:1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kv_bytes < 1:
+            raise SettingsError("PDBUS_KV_BYTES must be above 0")
+        if not 1 <= self.threads <= 1024:
+            raise SettingsError(f"PDBUS_THREADS must be 1 to 1024, not {self.threads}")
+        if self.chunk_tokens < PAGE_TOKENS:
+            raise SettingsError(f"PDBUS_CHUNK_TOKENS must be at least a page, {PAGE_TOKENS}")
