@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, TypeVar
 
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
@@ -104,7 +104,7 @@ class Logs:
         """Puts `message` into a work queue durably; as `append`."""
         return await self.append(to, message, message_id=message_id, deadline=deadline)
 
-    def work(self, to: ToEvent[Q]) -> AsyncIterator[Job[Q]]:
+    def work(self, to: ToEvent[Q]) -> AsyncGenerator[Job[Q], None]:
         """Jobs of a work queue, one at a time; each goes to one worker of the queue."""
         if not isinstance(to.subject, Work):
             raise TypeError(f"{to.name} is not a work queue")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Generic, TypeVar
 
@@ -62,7 +62,9 @@ class Job(Generic[Q]):
         self._beat = asyncio.get_running_loop().call_later(KEEP_EVERY_S, self._keep)
 
 
-async def take(to: ToEvent[Q], subject: Work[Q], js: JetStream, instruments: Instruments) -> AsyncIterator[Job[Q]]:
+async def take(
+    to: ToEvent[Q], subject: Work[Q], js: JetStream, instruments: Instruments
+) -> AsyncGenerator[Job[Q], None]:
     """Jobs of `to` as they become due; never ends by itself. An unsettled job is released on asking for the next."""
     consumer = f"{subject.durable}-{to.name.rpartition('.')[2].replace('*', 'all')}"
     config = ConsumerConfig(
