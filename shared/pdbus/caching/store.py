@@ -20,7 +20,7 @@ from pdbus.caching.fences import FENCE_BYTES, Fence, Fences
 from pdbus.messages.cache import Kind
 
 _BUCKET_S = 10
-_LARGEST_SHARE = 4
+_LARGEST_SHARE = 16
 _FENCE_SHARE = 8
 TOMBSTONE_S = 86_400.0
 """As long as the log of invalidations keeps its entries, so that a restarted node buries the same roots."""

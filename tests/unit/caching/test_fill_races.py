@@ -30,7 +30,7 @@ STAYING = b"\x03" * 32
 """The root of named entries here: their names are what changes."""
 LONGEST_S = 600.0
 """No fill lives longer; a second delete comes no earlier than this after its first."""
-BUDGET = 12 * ENTRY_BYTES
+BUDGET = 40 * ENTRY_BYTES
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,159 @@
+"""What a cache node answers to get, put, delete and scan."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from pdbus.bus.bus import Bus
+from pdbus.cache.transfers import Transfers
+from pdbus.caching.compression import pack, unpack
+from pdbus.caching.entry import Entry
+from pdbus.caching.fences import Fence
+from pdbus.caching.store import Store
+from pdbus.canonical import DIGEST_BYTES
+from pdbus.context import RequestContext
+from pdbus.errors import InvalidRequest
+from pdbus.messages.cache import (
+    INLINE_BYTES,
+    CacheDelete,
+    CacheDeleteReply,
+    CacheFound,
+    CacheGet,
+    CacheGetReply,
+    CachePut,
+    CachePutReply,
+    CacheScan,
+    CacheScanReply,
+    ScannedEntry,
+)
+
+MOST_KEYS = 1024
+MOST_SCANNED = 1024
+REPLY_BYTES = 640 << 10
+"""Of values and their material in one reply; the server's limit for a message is 1 MiB."""
+LONGEST_NAME = 256
+
+_ABSENT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Handlers:
+    """`check_caught_up` raises Unavailable while the node may have missed an invalidation."""
+
+    node: str
+    bus: Bus
+    store: Store
+    transfers: Transfers
+    longest_ttl_s: float
+    check_caught_up: Callable[[], None]
+
+    async def get(self, wanted: CacheGet, ctx: RequestContext) -> CacheGetReply:
+        """Small values inline, as far as the reply has room; the others by bulk, or only their sizes where the reader
+        named no stream."""
+        self.check_caught_up()
+        _check_digests(wanted.root, *wanted.keys)
+        if len(wanted.keys) > MOST_KEYS:
+            raise InvalidRequest(f"at most {MOST_KEYS} keys in one get", param="keys")
+        max_age_s = None if wanted.max_age_ms is None else wanted.max_age_ms / 1e3
+        now_s, room = time.monotonic(), REPLY_BYTES
+        told = self.store.fences.told
+        found: list[CacheFound] = []
+        large: list[tuple[int, Entry]] = []
+        for key in wanted.keys:
+            entry = self.store.get(wanted.kind, key, wanted.root, now_s, max_age_s)
+            if entry is None or len(entry.material) > room:
+                found.append(CacheFound(_ABSENT, generation=told.generation))
+                continue
+            room -= len(entry.material)
+            inline = entry.size <= min(INLINE_BYTES, room)
+            if inline:
+                room -= entry.size
+            else:
+                large.append((len(found), entry))
+            age_ms = int((now_s - entry.stored_s) * 1e3)
+            value = _plain(entry) if inline else None
+            found.append(CacheFound(entry.size, age_ms, material=entry.material, value=value))
+        if large and wanted.stream and not self.transfers.send(wanted.receiver, wanted.stream, large, ctx.deadline):
+            for at, _ in large:
+                found[at] = CacheFound(_ABSENT, generation=told.generation)
+        return CacheGetReply(self.node, told.incarnation, tuple(found))
+
+    async def put(self, put: CachePut, ctx: RequestContext) -> CachePutReply:
+        """Stores an inline value at once, and opens a stream for a larger one unless the same entry is there already.
+
+        Fences are looked at again when the value is there: an invalidation may have come in between."""
+        self.check_caught_up()
+        _check_put(put)
+        if not self.store.admit(put.root, put.name, _fence(put), len(put.material) + put.size):
+            return CachePutReply(False)
+        if put.value is not None:
+            return CachePutReply(self._keep(put, put.value, pack(put.value)))
+        held = self.store.get(put.kind, put.key, put.root, time.monotonic())
+        if held is not None and held.material == put.material:
+            return CachePutReply(False)
+        stream = await self.transfers.take(put.size, partial(self._keep_large, put), ctx.deadline)
+        return CachePutReply(False, self.bus.bulk.address if stream else "", stream)
+
+    async def delete(self, wanted: CacheDelete, ctx: RequestContext) -> CacheDeleteReply:
+        """Deletes what is here now. Tombstones come by the log alone, whose order a late call can't upset."""
+        deleted = self.store.delete(wanted.keys)
+        if wanted.root:
+            deleted += self.store.delete_root(wanted.root)
+        if wanted.name:
+            deleted += self.store.delete_name(wanted.name)
+        return CacheDeleteReply(deleted)
+
+    async def scan(self, wanted: CacheScan, ctx: RequestContext) -> CacheScanReply:
+        if not 1 <= wanted.limit <= MOST_SCANNED:
+            raise InvalidRequest(f"a limit of 1 to {MOST_SCANNED}", param="limit")
+        entries, more = self.store.scan(wanted.after, wanted.limit, wanted.root)
+        return CacheScanReply(
+            tuple(ScannedEntry(e.kind, e.key, e.root, e.tenant, e.size, e.name) for e in entries), more
+        )
+
+    async def _keep_large(self, put: CachePut, value: bytes) -> None:
+        self._keep(put, value, await asyncio.to_thread(pack, value))
+
+    def _keep(self, put: CachePut, value: bytes, packed: bytes | None) -> bool:
+        now_s = time.monotonic()
+        entry = Entry(
+            kind=put.kind,
+            key=put.key,
+            root=put.root,
+            tenant=put.tenant,
+            material=put.material,
+            value=value if packed is None else packed,
+            size=len(value),
+            stored_s=now_s,
+            expires_s=now_s + min(put.ttl_ms / 1e3, self.longest_ttl_s),
+            packed=packed is not None,
+            name=put.name,
+        )
+        return self.store.put(entry, _fence(put))
+
+
+def _plain(entry: Entry) -> bytes:
+    return unpack(entry.value, entry.size) if entry.packed else entry.value
+
+
+def _fence(put: CachePut) -> Fence:
+    return Fence(put.incarnation, put.generation)
+
+
+def _check_put(put: CachePut) -> None:
+    _check_digests(put.key, put.root)
+    if put.ttl_ms <= 0:
+        raise InvalidRequest("a time to live above 0", param="ttl_ms")
+    if put.size < 0 or (put.value is not None and put.size != len(put.value)):
+        raise InvalidRequest("the size is not that of the value", param="size")
+    if len(put.name) > LONGEST_NAME:
+        raise InvalidRequest(f"a name of at most {LONGEST_NAME} characters", param="name")
+
+
+def _check_digests(*digests: bytes) -> None:
+    if any(len(digest) != DIGEST_BYTES for digest in digests):
+        raise InvalidRequest(f"keys and roots have {DIGEST_BYTES} bytes")

@@ -1,0 +1,104 @@
+"""Keeps a node's store in step with the log of invalidations, and says whether it is.
+
+A node that restarts replays the log, so that roots stay buried which were before. If entries of the log can't be had
+any more (it was made anew, or lost some while the node was cut off), the node can't know what it missed: it forgets
+everything and takes a new incarnation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from types import TracebackType
+from typing import Self
+
+from pdbus.bus.bus import Bus
+from pdbus.bus.follower import Follower
+from pdbus.caching.store import Store
+from pdbus.context import new_id
+from pdbus.errors import Corrupt, PdbusError, Unavailable
+from pdbus.messages.workers import Invalidated
+from pdbus.subjects import INVALIDATED
+from pdbus.telemetry.spans import meter
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 0.5
+
+
+class Invalidations:
+    """Follows the log while its scope lasts. `lag_s`: how old the last confirmation of its end may be."""
+
+    def __init__(self, bus: Bus, store: Store, lag_s: float) -> None:
+        self.seq = 0
+        """The last entry applied."""
+        self._bus = bus
+        self._store = store
+        self._lag_s = lag_s
+        self._follower: Follower[Invalidated] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._deleted = meter().create_counter("pdbus.cache.invalidated", unit="{entry}")
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._follow())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was last certain that the log holds nothing more; infinite before that."""
+        return time.monotonic() - self._follower.confirmed_at if self._follower else float("inf")
+
+    @property
+    def caught_up(self) -> bool:
+        return self.age_s <= self._lag_s
+
+    def check(self) -> None:
+        """Raises Unavailable unless the node knows of every invalidation up to a moment ago."""
+        if not self.caught_up:
+            raise Unavailable("this cache node has not caught up with the log of invalidations")
+
+    def apply(self, seq: int, entry: Invalidated) -> None:
+        """Applies one entry of the log. Where `seq` does not follow the last one's, entries were lost or unreadable."""
+        if self.seq and seq != self.seq + 1:
+            self._forget(f"invalidations {self.seq + 1} to {seq - 1} were lost")
+        self.seq = seq
+        match entry.action:
+            case "delete":
+                deleted = self._store.bury(entry.root, time.monotonic(), entry.second)
+            case "restore":
+                self._store.lift(entry.root)
+                return
+            case "delete_name":
+                deleted = self._store.delete_name(entry.name, entry.generation)
+        self._deleted.add(deleted, {"pdbus.action": entry.action})
+        log.info("%s %s: %d entries deleted", entry.action, entry.name or entry.root.hex()[:12], deleted)
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._apply_all()
+            except Corrupt as error:
+                self._forget(error.message)
+                self.seq = 0
+            except PdbusError as error:
+                log.warning("the log of invalidations can't be read, trying again: %s", error.message)
+            self._follower = None
+            await asyncio.sleep(_RETRY_S)
+
+    async def _apply_all(self) -> None:
+        async with self._bus.logs.follow(INVALIDATED(), after=self.seq) as follower:
+            self._follower = follower
+            async for record in follower:
+                self.apply(record.seq, record.entry)
+
+    def _forget(self, why: str) -> None:
+        log.warning("forgetting all entries: %s", why)
+        self._store.clear(new_id())

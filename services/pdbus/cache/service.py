@@ -1,0 +1,107 @@
+"""A cache node: a share of the ring's entries, served while it is in step with the log of invalidations."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from pdbus.bus.bus import Bus
+from pdbus.bus.serving import Registration
+from pdbus.cache.handlers import Handlers
+from pdbus.cache.invalidations import Invalidations
+from pdbus.cache.settings import STORE_SHARE, CacheSettings
+from pdbus.cache.transfers import Transfers
+from pdbus.caching.store import Store
+from pdbus.context import Deadline
+from pdbus.messages.presence import Card, Load
+from pdbus.runtime import Service
+from pdbus.subjects import CACHE_DELETE, CACHE_GET, CACHE_PUT, CACHE_SCAN
+
+log = logging.getLogger(__name__)
+
+_SWEEP_S = 5.0
+_TRANSFER_SHARE = 0.1
+"""Of the node's memory, for values on their way in each direction."""
+
+
+class CacheService(Service[CacheSettings]):
+    """Starts empty; its memory is its process's. Its card says "starting" until it has read the log of invalidations to
+    its end, and again whenever it loses touch with it: then it answers `unavailable`, and rings leave it out."""
+
+    name: ClassVar[str] = "cache"
+
+    def __init__(self, settings: CacheSettings, bus: Bus) -> None:
+        super().__init__(settings, bus)
+        self.store = Store(int(settings.cache_bytes * STORE_SHARE), bus.incarnation)
+        self.invalidations = Invalidations(bus, self.store, settings.cache_lag_s)
+        self._transfers = Transfers(bus, int(settings.cache_bytes * _TRANSFER_SHARE))
+        self._registrations: list[Registration[Any, Any]] = []
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await self.bus.logs.ensure()
+            stack.push_async_callback(self._transfers.close)
+            await stack.enter_async_context(self.invalidations)
+            await self._serve(stack)
+            sweeper = asyncio.create_task(self._sweep())
+            stack.push_async_callback(_cancelled, sweeper)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    def load(self) -> Load:
+        return Load(
+            running=sum(registration.running for registration in self._registrations),
+            streams=len(self._transfers),
+            bytes_used=self.store.used_bytes,
+            bytes_total=self.store.budget_bytes,
+        )
+
+    def card(self, card: Card) -> Card:
+        if self.invalidations.caught_up:
+            return card
+        return replace(card, state="starting", detail="reading the log of invalidations")
+
+    async def stop_intake(self) -> None:
+        for registration in self._registrations:
+            await registration.stop()
+
+    async def drain(self, deadline: Deadline) -> None:
+        for registration in self._registrations:
+            await registration.drain(deadline)
+        await self._transfers.drain(deadline)
+
+    async def _serve(self, stack: AsyncExitStack) -> None:
+        node = self.settings.id
+        handlers = Handlers(
+            node, self.bus, self.store, self._transfers, self.settings.cache_ttl_s, self.invalidations.check
+        )
+        self._registrations = [
+            await self.bus.serve(CACHE_GET(node=node), handlers.get),
+            await self.bus.serve(CACHE_PUT(node=node), handlers.put),
+            await self.bus.serve(CACHE_DELETE(node=node), handlers.delete),
+            await self.bus.serve(CACHE_SCAN(node=node), handlers.scan),
+        ]
+        for registration in self._registrations:
+            stack.push_async_callback(registration.close)
+
+    async def _sweep(self) -> None:
+        """Frees what is over its time, so that the bytes that the card tells are of use to somebody."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            self.store.expire(time.monotonic())
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
