@@ -77,20 +77,22 @@ class LogWriter:
             parent = store.manifest(history.newest) if history.newest else None
             layers = changed_layers(manifest, parent)
             commit = Commit(tx, manifest.root, history.newest, self._author, message, layers)
-            await self._append(LogEntry(commit=commit), history.seq, deadline)
+            await self._append(LogEntry(commit=commit), self._follower.seq, deadline)
         remembered.write(manifest.root)
 
     async def move_ref(self, root: Digest, deadline: Deadline) -> None:
         """Moves `stable` to `root`, unless the log has moved on since it was found due."""
         ref = Ref(REF, root, self._author, "a prefill and a decode worker have it ready")
-        await self._append(LogEntry(ref=ref), self._follower.history.seq, deadline)
+        await self._append(LogEntry(ref=ref), self._follower.seq, deadline)
 
     async def _append(self, entry: LogEntry, expected_seq: int | None, deadline: Deadline) -> None:
         """Appends and follows the log up to its end. Whether the entry got in, the history tells: a failed compare and
         an outcome that got lost look the same to the caller, who decides anew by what is in the log then."""
         deadline.check("the change log could be written")
         try:
-            await self._bus.logs.append(self._to, entry, expected_seq, entry.message_id)
+            await self._bus.logs.append(
+                self._to, entry, expected_seq=expected_seq, message_id=entry.message_id, deadline=deadline
+            )
         except Conflict:
             log.info("the change log moved on; looking again")
         except Unavailable as error:

@@ -49,7 +49,8 @@ class Ingest:
                 self.done_bytes += array.nbytes
             manifest = Manifest.build(tensors)
             for content in manifest.manifests():
-                pack.add(content_digest(content), memoryview(content))
+                if (digest := content_digest(content)) not in self._store:
+                    pack.add(digest, memoryview(content))
         return manifest
 
     def _arrays(self) -> Iterator[tuple[str, Array]]:

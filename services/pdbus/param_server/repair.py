@@ -53,7 +53,8 @@ class Repair:
             else:
                 with self._store.writing() as pack:
                     for content in manifest.manifests():
-                        pack.add(content_digest(content), memoryview(content))
+                        if (digest := content_digest(content)) not in self._store:
+                            pack.add(digest, memoryview(content))
 
     async def blocks(self, blocks: Iterable[Block]) -> None:
         """From the other servers, as many of these blocks as they have, up to ROUND_BYTES."""

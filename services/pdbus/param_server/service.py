@@ -14,6 +14,7 @@ from typing import ClassVar, Self
 from pdbus.bus.bus import Bus
 from pdbus.bus.presence import Fleet
 from pdbus.context import Deadline
+from pdbus.errors import Corrupt
 from pdbus.messages.presence import Card, Load
 from pdbus.param_server.commit import LogWriter
 from pdbus.param_server.publisher import Publisher
@@ -26,6 +27,7 @@ from pdbus.param_server.upkeep import Upkeep
 from pdbus.peers.history import HistoryFollower
 from pdbus.runtime import Service
 from pdbus.weights.blocks import SHARDS
+from pdbus.weights.history import History
 
 _LOG_S = 60.0
 
@@ -56,6 +58,7 @@ class ParamServerService(Service[ParamServerSettings]):
             for part in (self._follower, self._fleet):
                 await life.enter_async_context(part)
             await self._follower.caught_up(Deadline.after(_LOG_S))
+            self._follower.on_change(self._on_change)
             await self._writer.join(Deadline.after(_LOG_S))
             await life.enter_async_context(self._server)
             if self._checkpoint:
@@ -85,6 +88,11 @@ class ParamServerService(Service[ParamServerSettings]):
     def card(self, card: Card) -> Card:
         reading = self._checkpoint.detail if self._starting and self._checkpoint else ""
         return replace(card, roots=self._upkeep.roots, detail=reading or self._upkeep.detail)
+
+    def _on_change(self, history: History) -> None:
+        """A log that begins anew knows neither this server nor its commit: a new start tells both again."""
+        if history.seq == 0:
+            self.fail(Corrupt("the change log was lost"))
 
     async def _commit(self, checkpoint: CheckpointReader, life: AsyncExitStack) -> None:
         """Reads the checkpoint, commits it if that is new, and sees to it that the ref follows."""

@@ -63,8 +63,9 @@ class BlockFetcher:
         """Gives every wanted block to `sink` once, in any order. Raises DeadlineExceeded, saying what went wrong last;
         what `sink` raises ends it too."""
         left = _distinct(wanted)
+        shunned: set[str] = set()
         pause_s = _FIRST_PAUSE_S
-        while reason := await self._round(left, sink, ctx):
+        while reason := await self._round(left, sink, ctx, shunned):
             if ctx.deadline.remaining_s <= pause_s:
                 raise DeadlineExceeded(f"{len(left)} weight blocks could not be fetched in time: {reason}")
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
@@ -72,21 +73,24 @@ class BlockFetcher:
 
     async def fetch_some(self, wanted: Iterable[Wanted], sink: Sink, ctx: RequestContext) -> str:
         """Asks every source once. Returns why something is missing; empty when nothing is."""
-        return await self._round(_distinct(wanted), sink, ctx)
+        return await self._round(_distinct(wanted), sink, ctx, set())
 
-    async def _round(self, left: dict[Digest, Wanted], sink: Sink, ctx: RequestContext) -> str:
+    async def _round(self, left: dict[Digest, Wanted], sink: Sink, ctx: RequestContext, shunned: set[str]) -> str:
+        """Takes out of `left` what came. `shunned` are sources whose streams broke: they are asked after all others."""
         gate = asyncio.Semaphore(PARALLEL)
         reasons: list[str] = []
 
         async def bring(shard: int, batch: dict[Digest, Wanted]) -> None:
             async with gate:
-                for source in self._sources(shard):
+                for source in sorted(self._sources(shard), key=lambda source: _kind(source) in shunned):
                     asked = len(batch)
                     try:
                         await self._transfer(source, batch, sink, ctx)
                     except PdbusError as error:
                         reasons.append(error.message)
                         log.debug("%d of %d blocks from %s: %s", asked - len(batch), asked, source.name, error.message)
+                        if isinstance(error, _Broken):
+                            shunned.add(_kind(source))
                     if not batch or ctx.deadline.passed:
                         return
 
@@ -105,40 +109,44 @@ class BlockFetcher:
     async def _transfer(self, source: Source, left: dict[Digest, Wanted], sink: Sink, ctx: RequestContext) -> None:
         """Asks one source for all of `left` and takes out of it what came. Raises PdbusError when something did not."""
         asked = tuple(left.values())
-        try:
-            async with self._bus.bulk.receive(ctx.deadline) as incoming:
-                request = BlocksRequest(tuple(want.digest for want in asked), self._bus.bulk.address, incoming.stream)
-                reply = await self._bus.call(source, request, ctx.within(REPLY_S))
-                coming = _coming(asked, reply)
-                await self._take(incoming, reply.server, coming, left, sink, ctx.deadline)
-        except TimeoutError:
-            raise Unavailable(f"{source.name} sent nothing more") from None
-        if coming:
-            raise Unavailable(f"{reply.server} ended its stream with {len(coming)} blocks missing")
+        async with self._bus.bulk.receive(ctx.deadline) as incoming:
+            request = BlocksRequest(tuple(want.digest for want in asked), self._bus.bulk.address, incoming.stream)
+            reply = await self._bus.call(source, request, ctx.within(REPLY_S))
+            try:
+                await self._take(incoming, _coming(asked, reply), left, sink, ctx.deadline)
+            except (PdbusError, TimeoutError) as error:
+                why = error.message if isinstance(error, PdbusError) else "nothing more came"
+                raise _Broken(f"{reply.server}: {why}") from error
         if left:
             raise NotFound(f"{reply.server} lacks {len(left)} of the blocks")
 
     async def _take(
         self,
         incoming: Incoming,
-        server: str,
         coming: dict[int, Wanted],
         left: dict[Digest, Wanted],
         sink: Sink,
         deadline: Deadline,
     ) -> None:
+        """Raises PdbusError when the stream ends early or holds something else than announced; TimeoutError."""
         async with asyncio.timeout(STALL_S) as stall:
             async for head, body in incoming.items(BlockHead, deadline):
                 want = coming.pop(head.index, None)
                 content = memoryview(body)
                 if want is None or content_digest(content) != want.digest:
-                    raise Corrupt(f"{server} sent a block that is not the one asked for")
+                    raise Corrupt("a block is not the one asked for")
                 try:
                     await sink(want.digest, content)
                 except PdbusError as error:
                     raise _SinkFailed(error) from error
                 del left[want.digest]
                 stall.reschedule(asyncio.get_running_loop().time() + STALL_S)
+        if coming:
+            raise Unavailable(f"the stream ended with {len(coming)} blocks missing")
+
+
+class _Broken(Unavailable):
+    """The source answered, but its stream can't be trusted or did not come to its end."""
 
 
 class _SinkFailed(Exception):
@@ -147,6 +155,11 @@ class _SinkFailed(Exception):
     def __init__(self, error: PdbusError) -> None:
         super().__init__(error.message)
         self.error = error
+
+
+def _kind(source: Source) -> str:
+    """A server by its name; all groups are one kind, since the same servers are in them."""
+    return source.subject.template if source.subject.queue else source.name
 
 
 def _distinct(wanted: Iterable[Wanted]) -> dict[Digest, Wanted]:

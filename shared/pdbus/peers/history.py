@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeVar
 
-from pdbus.bus.logs import Follower
-
 from pdbus.bus.bus import Bus
+from pdbus.bus.follower import Follower
 from pdbus.context import Deadline
 from pdbus.errors import Corrupt, DeadlineExceeded, PdbusError
 from pdbus.messages.changelog import LogEntry
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _RETRY_S = 0.5
+_POLL_S = 0.1
 
 
 class HistoryFollower:
@@ -53,13 +54,14 @@ class HistoryFollower:
 
     @property
     def seq(self) -> int:
-        return self.history.seq
+        """Of the last entry that was read; what an append may compare with. Beyond `history.seq` where an entry could
+        not be understood."""
+        return max(self.history.seq, self._follower.seq if self._follower else 0)
 
     @property
     def confirmed_age_s(self) -> float:
         """Seconds since it was last certain that the log holds nothing beyond `history`; infinite before that."""
-        confirmed_at = self._follower.confirmed_at if self._follower else None
-        return float("inf") if confirmed_at is None else time.monotonic() - confirmed_at
+        return time.monotonic() - self._follower.confirmed_at if self._follower else math.inf
 
     def on_change(self, callback: Callable[[History], object]) -> Callable[[], None]:
         """Calls `callback(history)` after each entry; it must be quick, its errors are logged. Returns what ends it."""
@@ -77,13 +79,17 @@ class HistoryFollower:
         return found
 
     async def caught_up(self, deadline: Deadline) -> None:
-        """Returns once everything is known that the log held at the time of the call. Raises DeadlineExceeded."""
+        """Returns once all is known that the log held at the time of the call. Raises DeadlineExceeded, Unavailable."""
         try:
             async with deadline.timeout():
                 last = await self._bus.logs.last_seq(self._to)
+                while self.seq < last:
+                    # Nothing is told of an entry that can't be understood, hence the poll.
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_POLL_S):
+                            await self._changed.wait()
         except TimeoutError:
-            raise DeadlineExceeded("the end of the change log could not be asked for in time") from None
-        await self.wait_for(lambda history: history.seq >= last, deadline)
+            raise DeadlineExceeded("the change log could not be followed to its end in time") from None
 
     async def _follow(self) -> None:
         while True:

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+
+from pdbus.messages.changelog import Commit, LogEntry, Ref
+from pdbus.messages.presence import Card
+from pdbus.param_server.commit import changed_layers, is_new_wish, ref_is_due
+from pdbus.weights.history import History
+from tests.support.weights import manifest_and_blocks, some_arrays
+
+A, B, C = b"A" * 32, b"B" * 32, b"C" * 32
+
+
+def after(*steps: bytes | tuple[str, bytes]) -> History:
+    """A root is committed, a (name, root) moves a ref."""
+    history = History()
+    for seq, step in enumerate(steps, 1):
+        if isinstance(step, bytes):
+            entry = LogEntry(commit=Commit(f"tx{seq}", step, history.newest, "me", "", ()))
+        else:
+            entry = LogEntry(ref=Ref(step[0], step[1], "me"))
+        history.apply(seq, seq, entry)
+    return history
+
+
+@pytest.mark.parametrize(
+    ("history", "root", "wished", "new"),
+    [
+        (after(), A, None, True),
+        (after(A), A, None, False),
+        (after(A), B, None, True),
+        (after(A), B, A, True),
+        (after(A, ("stable", A), B, ("stable", B)), A, A, False),  # a restart undoes no later push
+        (after(A, ("stable", A), B, ("stable", B)), A, None, False),  # nor does a new server with an old checkpoint
+        (after(A, ("stable", A), B, ("stable", B)), A, B, True),  # its checkpoint was changed back
+        (after(A, ("stable", A), B, ("stable", B), ("stable", A)), B, B, False),  # a rollback stays
+        (after(), A, A, True),  # the log was lost
+    ],
+)
+def test_when_a_checkpoint_is_a_new_wish(history: History, root: bytes, wished: bytes | None, new: bool) -> None:
+    assert is_new_wish(history, root, wished) is new
+
+
+def card(service: str, *roots: bytes, state: str = "ready") -> Card:
+    return Card(service, "x", "i", 1, state, "m", roots)  # type: ignore[arg-type]
+
+
+def test_the_ref_moves_when_a_worker_of_each_kind_is_ready_with_the_root() -> None:
+    history = after(A)
+    ready = [card("prefill", B), card("prefill", B, A)], [card("decode", A)]
+    assert ref_is_due(history, A, *ready)
+    assert not ref_is_due(history, A, [], ready[1])
+    assert not ref_is_due(history, A, ready[0], [])
+    assert not ref_is_due(history, A, ready[0], [card("decode", B)])
+    assert not ref_is_due(history, A, ready[0], [card("decode", A, state="starting")])
+    assert not ref_is_due(history, A, ready[0], [card("decode", A, state="draining")])
+
+
+def test_the_ref_of_a_root_that_has_been_named_or_overtaken_is_left_alone() -> None:
+    workers = [card("prefill", A, B)], [card("decode", A, B)]
+    assert not ref_is_due(after(A, ("stable", A)), A, *workers)
+    assert not ref_is_due(after(A, ("stable", A), B), A, *workers)
+    assert ref_is_due(after(A, ("stable", A), B), B, *workers)
+    assert not ref_is_due(after(A, ("stable", A), B, ("stable", B), ("stable", A)), B, *workers)
+    assert ref_is_due(after(A, ("canary", A)), A, *workers)  # nothing is stable yet
+
+
+def test_a_commit_names_the_layers_that_differ_from_its_parent() -> None:
+    name = "model.layers.1.self_attn.q_proj.weight"
+    before, _ = manifest_and_blocks(some_arrays())
+    now, _ = manifest_and_blocks(some_arrays(**{name: some_arrays()[name] + 1}))
+    assert [layer for layer, _ in changed_layers(now, before)] == ["layers.1"]
+    assert changed_layers(now, now) == ()
+    assert [layer for layer, _ in changed_layers(now, None)] == ["embed", "layers.0", "layers.1", "head", "meta"]
