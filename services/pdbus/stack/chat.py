@@ -6,7 +6,7 @@ import http.client
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
@@ -53,7 +53,7 @@ class Chat:
             raise Unavailable(f"{self.url} serves no model")
         self.model = models[0]["id"]
 
-    def ask(self, prompt: str) -> Iterator[str]:
+    def ask(self, prompt: str) -> Generator[str, None, None]:
         """Yields the answer's text as it comes. What came joins the conversation, also when the caller stops early.
 
         Raises Refused or Unavailable; then the conversation is as before."""
@@ -61,7 +61,7 @@ class Chat:
         answer = self._retried("POST", "/v1/chat/completions", {"model": self.model, "messages": asked, "stream": True})
         said: list[str] = []
         try:
-            with closing(answer):  # closing the connection cancels what is still to come
+            with closing(answer):
                 for text in _texts(answer):
                     said.append(text)
                     yield text
@@ -72,7 +72,8 @@ class Chat:
     def _retried(self, method: str, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
         """Repeats what is retryable, until an answer begins, with one idempotency key."""
         give_up = time.monotonic() + _RETRY_FOR_S
-        headers = {"content-type": "application/json", "idempotency-key": new_id()}
+        # Closing the answer then closes its connection: that is how an answer is stopped.
+        headers = {"content-type": "application/json", "idempotency-key": new_id(), "connection": "close"}
         pause = _FIRST_BACKOFF_S
         while True:
             wait_s = pause * random.uniform(0.5, 1.5)  # noqa: S311
@@ -151,12 +152,9 @@ def converse(chat: Chat, prompt: str | None, console: Console) -> int:
                 console.print(f"[red]{escape(error.message)}[/]")
 
 
-def _say(texts: Iterator[str], console: Console) -> None:
-    try:
+def _say(texts: Generator[str, None, None], console: Console) -> None:
+    with closing(texts):
         for text in texts:
             console.file.write(text)
             console.file.flush()
-    finally:
-        if isinstance(texts, Iterator) and hasattr(texts, "close"):
-            texts.close()
     console.print()

@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from pdbus.bus.presence import INTERVAL_S, Fleet
 from pdbus.context import Deadline
 from pdbus.messages.presence import Card
 from pdbus.peers.history import HistoryFollower
 from pdbus.stack.attach import Target, attached
+from pdbus.stack.view import wide_console
 from pdbus.weights.history import History
 
 _LISTEN_S = 2.5 * INTERVAL_S
@@ -52,7 +53,7 @@ def as_json(status: Status) -> dict[str, Any]:
 
 
 def show(status: Status, console: Console) -> None:
-    table = Table("service", "id", "state", "roots", "running", "waiting", "pages", "memory", "", box=None)
+    table = Table(*map(_whole, ("service", "id", "state", "roots", "running", "waiting", "pages")), "", box=None)
     for card in status.cards:
         load = card.load
         table.add_row(
@@ -63,11 +64,10 @@ def show(status: Status, console: Console) -> None:
             str(load.running),
             str(load.waiting),
             f"{load.pages_used}/{load.pages_total}" if load.pages_total else "",
-            f"{load.bytes_used / 2**20:.0f}/{load.bytes_total / 2**20:.0f} MiB" if load.bytes_total else "",
             card.url or card.detail,
         )
     console.print(table if status.cards else "no process is heard")
-    versions = Table("version", "refs", "precision", "author", "message", box=None)
+    versions = Table(*map(_whole, ("version", "refs", "precision", "author")), "message", box=None)
     for root, version in status.history.roots.items():
         names = [name for name, target in status.history.refs.items() if target == root]
         commit = version.commit
@@ -79,10 +79,15 @@ def show(status: Status, console: Console) -> None:
     console.print(f"\n[bold]{status.model}[/]", versions)
 
 
+def _whole(title: str) -> Column:
+    """A column whose cells are never broken."""
+    return Column(title, no_wrap=True)
+
+
 def status(target: Target, *, json_wanted: bool) -> int:
     found = asyncio.run(look(target))
     if json_wanted:
         print(json.dumps(as_json(found), indent=1))  # noqa: T201 - the command's output
     else:
-        show(found, Console(highlight=False))
+        show(found, wide_console())
     return 0 if found.cards else 1

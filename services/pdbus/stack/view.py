@@ -11,6 +11,14 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+_WIDE = 200
+
+
+def wide_console() -> Console:
+    """For tables: as wide as the terminal, and never cut where there is none."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_WIDE)
+
 
 class View:
     """On a terminal the live lines stand below the lasting ones; elsewhere only the lasting ones are printed."""

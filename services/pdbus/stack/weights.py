@@ -7,8 +7,7 @@ import getpass
 import time
 from collections.abc import Iterator
 
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from pdbus.context import Deadline
 from pdbus.errors import Conflict, NotFound
@@ -16,6 +15,7 @@ from pdbus.messages.changelog import LogEntry, Ref
 from pdbus.messages.common import Digest
 from pdbus.peers.history import HistoryFollower
 from pdbus.stack.attach import Target, attached
+from pdbus.stack.view import wide_console
 from pdbus.subjects import CHANGELOG
 
 _LOG_S = 5.0
@@ -67,10 +67,10 @@ def describe(entry: LogEntry) -> tuple[str, str, str]:
 
 
 def show_log(target: Target) -> int:
-    table = Table("seq", "when", "kind", "what", "", box=None)
+    table = Table(*(Column(title, no_wrap=True) for title in ("seq", "when", "kind", "what")), "", box=None)
     for row in _rows(asyncio.run(entries(target))):
         table.add_row(*row)
-    Console(highlight=False).print(table)
+    wide_console().print(table)
     return 0
 
 
@@ -79,7 +79,7 @@ def move_ref(target: Target, name: str, root: str) -> int:
         found = asyncio.run(move(target, name, root))
     except Conflict:
         raise Conflict(f"the change log of {target.model} moved at the same time: look at it, and try again") from None
-    Console(highlight=False).print(f"{name} → {found.hex()}")
+    wide_console().print(f"{name} → {found.hex()}")
     return 0
 
 

@@ -78,9 +78,7 @@ def test_the_run_file_says_what_runs_and_goes_with_the_launcher(tmp_path: Path) 
         run_file.process("decode-1", 12)
         run_file.process("decode-1", 13)
         run_file.update(url="http://127.0.0.1:8000", ready=True)
-        assert folder.running() == Run(
-            os.getpid(), "m", url="http://127.0.0.1:8000", ready=True, pids={"decode-1": 13}
-        )
+        assert folder.running() == Run(os.getpid(), "m", url="http://127.0.0.1:8000", ready=True, pids={"decode-1": 13})
     assert folder.running() is None
 
 

@@ -57,7 +57,9 @@ def test_the_program_ends_when_its_launcher_is_killed() -> None:
 def watched():
     """(tether, the end of the lifeline that a launcher would hold, id of the program)."""
     read, write = os.pipe()
-    tether = subprocess.Popen([sys.executable, "-c", WATCHER, str(read), PROGRAM], pass_fds=(read,), stdout=subprocess.PIPE)
+    tether = subprocess.Popen(
+        [sys.executable, "-c", WATCHER, str(read), PROGRAM], pass_fds=(read,), stdout=subprocess.PIPE
+    )
     os.close(read)
     assert tether.stdout is not None
     pid = int(tether.stdout.readline())
