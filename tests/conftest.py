@@ -1,0 +1,38 @@
+"""Fixtures of all tests."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import pytest_asyncio
+
+from pdbus.stack.nats_server import EmbeddedNats, embedded_nats
+from tests.support.nats import BusPair, real_pair, twin_pair
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def nats_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedNats]:
+    """One real nats-server with JetStream for the whole session; tests keep apart by names (`unique`)."""
+    async with embedded_nats(tmp_path_factory.mktemp("nats")) as server:
+        yield server
+
+
+@pytest.fixture
+def nats_url(nats_server: EmbeddedNats) -> str:
+    return nats_server.url
+
+
+@pytest.fixture(params=["twin", "real"])
+async def bus_pair(request: pytest.FixtureRequest, nats_url: str) -> AsyncIterator[BusPair]:
+    """The same behaviour is promised of both: a test that takes this runs twice."""
+    async with twin_pair() if request.param == "twin" else real_pair(nats_url) as pair:
+        yield pair
+
+
+@pytest.fixture(scope="session")
+def unique() -> Callable[[str], str]:
+    """Names that no other test of this session uses: models, workers, ids."""
+    numbers = itertools.count(1)
+    return lambda stem: f"{stem}-{next(numbers)}"
