@@ -154,4 +154,4 @@ def _weights_ref(given: argparse.Namespace, settings: StackSettings) -> int:
 def _health(given: argparse.Namespace, settings: StackSettings) -> int:
     from pdbus.stack.health import health
 
-    return health(settings.nats_url or "nats://127.0.0.1:4222", given.service, given.id)
+    return health(settings.nats_url or "nats://127.0.0.1:4222", settings.model, given.service, given.id)

@@ -15,12 +15,12 @@ from pdbus.messages.presence import Card
 _WAIT_S = 3.0
 
 
-async def is_ready(nats_url: str, service: str, id: str | None) -> bool:
-    """Whether a card of such a process says ready, or draining, within 3 s."""
+async def is_ready(nats_url: str, model: str, service: str, id: str | None) -> bool:
+    """Whether a card of such a process says ready, or draining, within 3 s. `id` None: of any on this host."""
 
     def meant(card: Card) -> bool:
         chosen = card.id == id if id else card.host == platform.node()
-        return card.service == service and chosen and card.state != "starting"
+        return (card.model, card.service) == (model, service) and chosen and card.state != "starting"
 
     try:
         async with connect(nats_url, name="pdbus health", wait_s=_WAIT_S) as bus, Fleet(bus) as fleet:
@@ -31,5 +31,5 @@ async def is_ready(nats_url: str, service: str, id: str | None) -> bool:
     return True
 
 
-def health(nats_url: str, service: str, id: str | None) -> int:
-    return 0 if asyncio.run(is_ready(nats_url, service, id)) else 1
+def health(nats_url: str, model: str, service: str, id: str | None) -> int:
+    return 0 if asyncio.run(is_ready(nats_url, model, service, id)) else 1
