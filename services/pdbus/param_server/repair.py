@@ -45,7 +45,7 @@ class Repair:
 
     async def manifests(self, roots: Iterable[Digest]) -> None:
         """From the other servers, all manifests of these versions."""
-        for root in roots:
+        for root in roots if self._others() else ():
             try:
                 manifest = await fetch_manifest(self._fetcher, root, RequestContext.after(_MANIFEST_S))
             except PdbusError as error:
@@ -58,6 +58,9 @@ class Repair:
 
     async def blocks(self, blocks: Iterable[Block]) -> None:
         """From the other servers, as many of these blocks as they have, up to ROUND_BYTES."""
+        if not self._others():
+            self.reason = "there is no other param-server"
+            return
         wanted, size = [], 0
         for block in blocks:
             if size < ROUND_BYTES:
@@ -86,6 +89,8 @@ class Repair:
                 log.warning("the checkpoint has changed since this server read it: restart it to serve the new one")
                 self.checkpoint = None
 
+    def _others(self) -> list[str]:
+        return [member for member in self._follower.history.members if member != self._me]
+
     def _sources(self, shard: int) -> Sequence[Source]:
-        members = ranked(shard, self._follower.history.members)
-        return [WEIGHT_BLOCKS_OF(model=self._model, server=server) for server in members if server != self._me]
+        return [WEIGHT_BLOCKS_OF(model=self._model, server=server) for server in ranked(shard, self._others())]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -43,6 +43,8 @@ class BlockServer:
         self._waiting = 0
         self._sends: set[asyncio.Task[None]] = set()
         self._open = True
+        self.on_spoilt: Callable[[], None] = lambda: None
+        """Called when blocks were found damaged on disk."""
 
     async def __aenter__(self) -> Self:
         to = WEIGHT_BLOCKS_OF(model=self._model, server=self._server)
@@ -97,7 +99,10 @@ class BlockServer:
         finally:
             self._waiting -= 1
         try:
+            spoilt = self._store.spoilt
             found = await asyncio.to_thread(self._read, message.digests)
+            if self._store.spoilt > spoilt:
+                self.on_spoilt()
             if not any(content is not None for content in found):
                 raise NotFound(f"{self._server} has none of these {len(found)} blocks")
             send = asyncio.create_task(self._send(message, found, ctx.deadline.within(SEND_S)))

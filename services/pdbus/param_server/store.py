@@ -32,6 +32,8 @@ class BlockStore:
         self._model = model
         self._pack_of: dict[Digest, Pack] = {}
         self._checked: set[Digest] = set()
+        self.spoilt = 0
+        """Blocks found damaged since the store was opened."""
         self._next = 1
         self._held = ExitStack()
 
@@ -68,6 +70,7 @@ class BlockStore:
             if canonical.content_digest(content) != digest:
                 log.error("block %s in %s is damaged on disk", digest.hex()[:12], self.folder)
                 self._pack_of.pop(digest, None)
+                self.spoilt += 1
                 return None
             self._checked.add(digest)
         return content
@@ -77,13 +80,9 @@ class BlockStore:
         content = self.read(root)
         if content is None:
             return None
-        layers: dict[Digest, bytes] = {}
-        for _, digest in root_layers(bytes(content)):
-            layer = self.read(digest)
-            if layer is None:
-                return None
-            layers[digest] = bytes(layer)
-        return Manifest.assemble(bytes(content), layers)
+        found = {digest: self.read(digest) for _, digest in root_layers(bytes(content))}
+        layers = {digest: bytes(layer) for digest, layer in found.items() if layer is not None}
+        return Manifest.assemble(bytes(content), layers) if len(layers) == len(found) else None
 
     def require_room(self, size: int) -> None:
         """Raises Unavailable where the disk has no room for `size` more bytes."""

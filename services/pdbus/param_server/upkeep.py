@@ -55,7 +55,9 @@ class Upkeep:
         self._said = ""
         self._seen: dict[str, float] = {}
         self._started = time.monotonic()
+        self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        server.on_spoilt = self._news.set
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._run())
@@ -119,18 +121,17 @@ class Upkeep:
         self.detail = self._said = detail
 
     async def _run(self) -> None:
-        news = asyncio.Event()
-        stop_listening = self._follower.on_change(lambda _: news.set())
+        stop_listening = self._follower.on_change(lambda _: self._news.set())
         try:
             while True:
-                news.clear()
+                self._news.clear()
                 try:
                     await self.round()
                 except Exception:
                     log.exception("the upkeep failed; it goes on")
                 try:
                     async with asyncio.timeout(_POLL_S):
-                        await news.wait()
+                        await self._news.wait()
                 except TimeoutError:
                     pass
         finally:

@@ -96,9 +96,10 @@ class HistoryFollower:
             try:
                 await self._apply_all()
             except Corrupt as error:
-                log.error("the change log begins anew: %s", error.message)
-                self.history = History()
-                self._tell()
+                if self.history.seq:  # else there is only no log yet
+                    log.error("the change log begins anew: %s", error.message)
+                    self.history = History()
+                    self._tell()
             except PdbusError as error:
                 log.warning("the change log can't be read, trying again: %s", error.message)
             self._follower = None
