@@ -37,8 +37,11 @@ ABORT = 8
 ALIVE = 16
 """Numbered like the next frame but not counted: the sender is there and has nothing to send yet."""
 
-_PREFIX = struct.Struct("!BBHIIII")
-"""version, flags, bytes of the head, sequence, sender's stream number, bytes of the item's whole body, CRC-32."""
+_PREFIX = struct.Struct("!BBHIII")
+"""version, flags, bytes of the head, sequence, sender's stream number, bytes of the item's whole body."""
+_CRC = struct.Struct("!I")
+"""CRC-32 of the prefix, the head and the body; it stands between prefix and head."""
+_HEAD_AT = _PREFIX.size + _CRC.size
 
 
 @dataclass(slots=True)
@@ -52,22 +55,22 @@ class Frame:
     body: Buffer
 
     def parts(self) -> tuple[bytes, Buffer]:
-        """Prefix with head, and body. The checksum covers both head and body."""
-        crc = zlib.crc32(self.body, zlib.crc32(self.head))
-        prefix = _PREFIX.pack(VERSION, self.flags, len(self.head), self.sequence, self.stream, self.item_bytes, crc)
-        return b"".join((prefix, self.head)), self.body
+        """All but the body, and the body."""
+        prefix = _PREFIX.pack(VERSION, self.flags, len(self.head), self.sequence, self.stream, self.item_bytes)
+        crc = zlib.crc32(self.body, zlib.crc32(self.head, zlib.crc32(prefix)))
+        return b"".join((prefix, _CRC.pack(crc), self.head)), self.body
 
 
 def read_frame(data: bytes) -> Frame:
     """The frame in `data`, its parts as views. Raises Corrupt when it is none, or its checksum does not match."""
-    if len(data) < _PREFIX.size:
+    if len(data) < _HEAD_AT:
         raise Corrupt("a bulk frame is too short")
-    version, flags, head_bytes, sequence, stream, item_bytes, crc = _PREFIX.unpack_from(data)
-    if version != VERSION or len(data) < _PREFIX.size + head_bytes:
+    version, flags, head_bytes, sequence, stream, item_bytes = _PREFIX.unpack_from(data)
+    body_at = _HEAD_AT + head_bytes
+    if version != VERSION or len(data) < body_at:
         raise Corrupt("not a bulk frame")
     view = memoryview(data)
-    body_at = _PREFIX.size + head_bytes
-    head, body = view[_PREFIX.size : body_at], view[body_at:]
-    if zlib.crc32(view[_PREFIX.size :]) != crc:
+    (crc,) = _CRC.unpack_from(data, _PREFIX.size)
+    if zlib.crc32(view[_HEAD_AT:], zlib.crc32(view[: _PREFIX.size])) != crc:
         raise Corrupt("a bulk frame's checksum does not match")
-    return Frame(flags, sequence, stream, item_bytes, head, body)
+    return Frame(flags, sequence, stream, item_bytes, view[_HEAD_AT:body_at], view[body_at:])

@@ -115,6 +115,8 @@ class Incoming:
             except TimeoutError:
                 if deadline.passed:
                     raise DeadlineExceeded(f"bulk stream {self.subject} did not end in time") from None
+                if self._news.is_set():  # in the same turn of the loop
+                    continue
                 silences = 0 if self._heard else silences + 1
                 if self._sender and silences >= frames.SILENCES:
                     raise Unavailable(f"the sender of {self.subject} went silent") from None

@@ -58,6 +58,9 @@ class Outgoing:
         if credit.error:
             self.fail(credit.error.to_exception())
             return
+        if credit.received > self._next:
+            log.warning("credit for frames to %s that were never sent", self.subject)
+            return
         while self._unacknowledged and self._unacknowledged[0].sequence < credit.received:
             self._unacknowledged.popleft()
         self._window = max(1, min(credit.window, frames.WINDOW_FRAMES))
@@ -103,6 +106,8 @@ class Outgoing:
             except TimeoutError:
                 if self._deadline.passed:
                     raise DeadlineExceeded(f"bulk frames to {self.subject} were not taken in time") from None
+                if self._news.is_set():  # in the same turn of the loop
+                    continue
                 silences += 1
                 if silences >= frames.SILENCES:
                     raise Unavailable(f"the receiver at {self.subject} went silent") from None

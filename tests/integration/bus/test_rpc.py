@@ -272,9 +272,7 @@ async def test_a_caller_whose_process_died_closes_the_generator(
         await closed.wait()
 
 
-async def test_a_silent_sender_is_given_up(
-    bus_pair: BusPair, unique: Unique, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_silent_sender_is_given_up(bus_pair: BusPair, unique: Unique, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "LONGEST_SILENCE_S", 0.1)
     to = INFER(model=unique("m"))
     await bus_pair.server.transport.subscribe(to.name, lambda raw: None)
@@ -321,9 +319,11 @@ async def test_a_reader_far_behind_loses_its_stream_only(
     to = INFER(model=unique("m"))
     registration = await bus_pair.server.serve(to, lambda message, ctx: count_to(1000, message, ctx))
     async with bus_pair.client.stream(to, ASK_STREAM, soon()) as replies:
+        await bus_pair.client.transport.barrier()  # the request is at the broker
+        await bus_pair.server.transport.barrier()  # and here
         await registration.drain(Deadline.after(5))
-        await bus_pair.server.transport.barrier()
-        await bus_pair.client.transport.barrier()
+        await bus_pair.server.transport.barrier()  # all frames are at the broker
+        await bus_pair.client.transport.barrier()  # and here
         with pytest.raises(Overloaded):
             async for _ in replies:
                 pass
