@@ -72,6 +72,8 @@ class Attempt:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._over.done() and not self._over.cancelled():
+                self._over.exception()  # told, or no longer wanted
 
     def deliver(self, item: TokenItem, worker: str) -> None:
         if item.attempt != self.ticket.attempt:
@@ -136,29 +138,38 @@ class Attempt:
             self._own(self._resend(worker, first))
 
     async def _resend(self, worker: str, first: bool) -> None:
-        to = PREFILL_RESEND(worker=worker) if first else DECODE_RESEND(worker=worker)
-        ticket = self.ticket
-        missing = Resend(ticket.request_id, ticket.choice, ticket.attempt, self._order.next_index)
-        self._hub.metrics.resend()
+        """Asks until nothing is missing that the worker has: a reply holds as much as fits a message."""
         try:
-            reply = await self._bus.call(to, missing, self._ctx.within(_RESEND_S))
+            while not self._over.done():
+                missing = self._order.next_index
+                state = await self._missing_from(worker, first, missing)
+                if self._order.next_index == missing:
+                    if state != "running":
+                        self._fail(Unavailable(f"worker {worker} no longer holds the request"), worker)
+                    return
+                if first:
+                    return  # the rest is the decode worker's
         except DeadlineExceeded:
             self._unanswered += 1
             if self._unanswered >= _MOST_UNANSWERED:
                 self._fail(Unavailable(f"worker {worker} does not answer"), worker)
-            return
         except PdbusError as error:
             self._fail(error, worker)
-            return
         finally:
             self._asking = False
             self._asked = asyncio.get_running_loop().time()
+
+    async def _missing_from(self, worker: str, first: bool, index: int) -> str:
+        """Takes what the worker sends again from `index` on; returns what it says of the attempt."""
+        ticket = self.ticket
+        to = PREFILL_RESEND(worker=worker) if first else DECODE_RESEND(worker=worker)
+        self._hub.metrics.resend()
+        wanted = Resend(ticket.request_id, ticket.choice, ticket.attempt, index)
+        reply = await self._bus.call(to, wanted, self._ctx.within(_RESEND_S))
         self._unanswered = 0
         for item in reply.items:
             self.deliver(item, worker)
-        lost = reply.state == "unknown" or (reply.state == "finished" and self._order.next_index == missing.from_index)
-        if lost and not self._over.done():
-            self._fail(Unavailable(f"worker {worker} no longer holds the request"), worker)
+        return reply.state
 
     async def _start_prefill(self, worker: str, run: PrefillRun) -> None:
         try:

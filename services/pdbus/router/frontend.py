@@ -104,7 +104,8 @@ class Frontend:
             await stack.enter_async_context(answer)
             yield answer
             if answer.cacheable and plan.key and caller.cache.store:
-                self._results.put(plan.key, plan.version.root, caller.ctx, answer.outputs)
+                once = caller.idempotency_key is not None and not request.deterministic
+                self._results.put(plan.key, plan.version.root, caller.ctx, answer.outputs, once=once)
 
     async def _prepare(self, request: GenerateRequest, caller: Caller) -> tuple[Answer, Plan]:
         root = self.models.resolve(request.ref)  # again: the ref may have moved while the request waited
@@ -133,7 +134,7 @@ class Frontend:
             span.set_attribute("gen_ai.usage.input_tokens", sum(len(prompt.ids) for prompt in prompts))
         limits = tuple(most_tokens(request, prompt, version) for prompt in prompts)
         given = None if request.seed is None else request.seed % 2**64
-        if given is None and caller.idempotency_key is not None:
+        if given is None and caller.idempotency_key is not None and request.temperature != 0:
             given = seed_of(caller.ctx.tenant, caller.idempotency_key)
         kind = self._hub.workers.kind(root)
         key = None

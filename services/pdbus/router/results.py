@@ -15,7 +15,7 @@ from typing import Protocol
 from pdbus.bus.codec import decode, encode
 from pdbus.caching.result_key import ResultKey, result_key
 from pdbus.canonical import Value
-from pdbus.context import RequestContext
+from pdbus.context import LONGEST_DEADLINE_S, RequestContext
 from pdbus.errors import PdbusError
 from pdbus.messages.cache import Kind
 from pdbus.messages.common import Digest
@@ -114,7 +114,8 @@ def key_of(
         "model": request.model,
         "root": root,
         "compute_class": compute_class,
-        "tokens": [list(ids) for ids in tokens],
+        # Each prompt behind its length: no two lists of prompts read the same.
+        "tokens": [number for ids in tokens for number in (len(ids), *ids)],
         "max_tokens": list(limits),
     }
     if seed is not None:
@@ -150,11 +151,16 @@ class Results:
             return None
         return stored if stored.root == root and len(stored.choices) == choices else None
 
-    def put(self, key: ResultKey, root: Digest, ctx: RequestContext, outputs: Sequence[ChoiceOutput]) -> None:
-        """Keeps a whole answer; one with a choice that has not ended is a programming error (ValueError)."""
+    def put(
+        self, key: ResultKey, root: Digest, ctx: RequestContext, outputs: Sequence[ChoiceOutput], *, once: bool
+    ) -> None:
+        """Keeps a whole answer; one with a choice that has not ended is a programming error (ValueError).
+
+        `once`: only a repetition of this very request can ask for it, so not for longer than any request lives."""
         value = encode(StoredAnswer(root, tuple(map(_stored, outputs))))
         if len(value) <= _MOST_STORED_BYTES:
-            self._ring.put("result", key.key, root, key.material, value, ctx, ttl_s=self._ttl_s)
+            ttl_s = min(self._ttl_s, LONGEST_DEADLINE_S) if once else self._ttl_s
+            self._ring.put("result", key.key, root, key.material, value, ctx, ttl_s=ttl_s)
 
 
 def _stored(output: ChoiceOutput) -> StoredChoice:

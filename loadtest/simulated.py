@@ -1,0 +1,290 @@
+"""Workers that answer tickets without a model: deterministic tokens, at a set pace, with faults on demand.
+
+They speak the workers' side of the bus in full (tickets, token frames, resends, cancels, presence), so that a router
+can be measured and tested without torch. What passes between prefill and decode stays within this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from pdbus.bus.bus import Bus
+from pdbus.bus.presence import Presence
+from pdbus.canonical import digest
+from pdbus.context import RequestContext, new_id
+from pdbus.engine.outbox import Outbox
+from pdbus.errors import PdbusError, WireError
+from pdbus.messages.common import Digest, Ticket
+from pdbus.messages.decode import DecodeRun
+from pdbus.messages.prefill import PrefillRun
+from pdbus.messages.presence import Card, Load
+from pdbus.messages.router import TokenFrame, TokenItem, TokenLogprob
+from pdbus.messages.workers import Accepted, Cancel, Resend, ResendReply
+from pdbus.subjects import CANCEL, DECODE_RESEND, DECODE_RUN, PREFILL_RESEND, PREFILL_RUN, TOKENS
+
+Script = Callable[[Ticket], Sequence[int]]
+"""The whole answer to a ticket, as ids; it ends at the first stop id among them, or at the ticket's limit."""
+Key = tuple[str, int]
+"""(session, attempt)."""
+
+
+def letters(ticket: Ticket) -> list[int]:
+    """Ids 97 to 122 by (prompt, seed, choice) and position alone, as sampling draws them: equal in every attempt.
+
+    A greedy ticket's don't depend on its seed and choice."""
+    drawn: list[int] = [] if ticket.sampling.temperature == 0 else [ticket.seed, ticket.choice]
+    start = digest([list(ticket.prompt), drawn])
+    return [97 + digest([start, index])[0] % 26 for index in range(ticket.max_tokens)]
+
+
+@dataclass
+class Behaviour:
+    """How a worker answers. Change it while it runs to bring a fault about."""
+
+    script: Script = letters
+    step_s: float = 0.0
+    tamper: Callable[[TokenFrame], Iterable[TokenFrame]] = lambda frame: (frame,)
+    """What is sent in a frame's place: nothing (lost), twice (duplicated), later ones first, another root …"""
+    refuse: PdbusError | None = None
+    """What every ticket is refused with."""
+    fail_at: int | None = None
+    """Output index at which an attempt fails, retryably."""
+    mute: bool = False
+    """Accepts, and computes nothing."""
+
+
+@dataclass(slots=True)
+class _Running:
+    ticket: Ticket
+    answer: Sequence[int]
+    next_index: int
+
+
+class SimulatedWorker:
+    """One worker. `held` counts what a real one would hold pages for."""
+
+    def __init__(self, service: str, id: str, bus: Bus, roots: tuple[Digest, ...], model: str, peers: Peers) -> None:
+        self.service = service
+        self.id = id
+        self.roots = roots
+        self.behaviour = Behaviour()
+        self.tickets: list[Ticket] = []
+        """Every ticket accepted, in order."""
+        self.resends = 0
+        self.page_format = "kv1-l2-t16-h1-d4-fp32"
+        self.compute_class = "simulated"
+        self._model = model
+        self._bus = bus
+        self._peers = peers
+        self._incarnation = new_id()
+        self._outbox = Outbox(id, self._incarnation)
+        self._running: dict[Key, _Running] = {}
+        self._cancelled: dict[tuple[str, int | None], int] = {}
+        self._work = asyncio.Event()
+        self._stack = AsyncExitStack()
+
+    @property
+    def held(self) -> int:
+        return len(self._running) + self._peers.waiting_for(self.id)
+
+    @property
+    def kept(self) -> int:
+        """Attempts whose frames are kept for a resend."""
+        return len(self._outbox)
+
+    async def __aenter__(self) -> Self:
+        bus, worker = self._bus, self.id
+        serving: list[AbstractAsyncContextManager[object]]
+        if self.service == "prefill":
+            serving = [
+                await bus.serve(PREFILL_RUN(worker=worker), self._on_prefill, limit=4096),
+                await bus.serve(PREFILL_RESEND(worker=worker), self._on_resend, limit=4096),
+            ]
+        else:
+            serving = [
+                await bus.serve(DECODE_RUN(worker=worker), self._on_decode, limit=4096),
+                await bus.serve(DECODE_RESEND(worker=worker), self._on_resend, limit=4096),
+            ]
+        for registration in serving:
+            await self._stack.enter_async_context(registration)
+        await self._stack.enter_async_context(await bus.subscribe(CANCEL(), self._on_cancel))
+        steps = asyncio.create_task(self._steps())
+        self._stack.push_async_callback(_end, steps)
+        await self._stack.enter_async_context(Presence(bus, self._card))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def die(self) -> None:
+        """At once, and without a word: nobody serves its subjects, and its cards stop coming."""
+        await self._stack.aclose()
+        self._running.clear()
+
+    def begin(self, ticket: Ticket) -> None:
+        """The ticket's KV is here."""
+        if not self.behaviour.mute:
+            answer = self.behaviour.script(ticket)
+            start = len(ticket.delivered) + (1 if self.service == "decode" else 0)
+            self._running[ticket.session, ticket.attempt] = _Running(ticket, answer, start)
+            self._work.set()
+
+    def _card(self, seq: int) -> Card:
+        return Card(
+            self.service,
+            self.id,
+            self._incarnation,
+            seq,
+            "ready",
+            self._model,
+            roots=self.roots,
+            load=Load(running=len(self._running), pages_total=4096, pages_used=len(self._running)),
+            compute_class=self.compute_class,
+            page_format=self.page_format,
+        )
+
+    async def _on_prefill(self, run: PrefillRun, ctx: RequestContext) -> Accepted:
+        return self._accept(run.ticket, lambda: self.begin(run.ticket))
+
+    async def _on_decode(self, run: DecodeRun, ctx: RequestContext) -> Accepted:
+        ticket = run.ticket
+        key = ticket.session, ticket.attempt
+        return self._accept(ticket, lambda: self._peers.await_handoff(self, key, ticket))
+
+    def _accept(self, ticket: Ticket, begin: Callable[[], None]) -> Accepted:
+        if self.behaviour.refuse is not None:
+            raise self.behaviour.refuse
+        self.tickets.append(ticket)
+        if ticket.attempt > self._cancelled.get((ticket.request_id, ticket.choice), 0):
+            begin()
+        return Accepted(self.id, self._incarnation, len(self._running))
+
+    async def _on_resend(self, message: Resend, ctx: RequestContext) -> ResendReply:
+        self.resends += 1
+        session = f"{message.request_id}-{message.choice}"
+        reply = self._outbox.resend(message)
+        held = (session, message.attempt) in self._running or self._peers.waits(self, (session, message.attempt))
+        return ResendReply("running") if reply.state == "unknown" and (held or self.behaviour.mute) else reply
+
+    async def _on_cancel(self, message: Cancel) -> None:
+        if self.id not in message.holders:
+            return
+        scope = (message.request_id, message.choice)
+        self._cancelled[scope] = max(message.attempt, self._cancelled.get(scope, 0))
+        for key, running in list(self._running.items()):
+            if _meant(key, message) and running.ticket.attempt <= message.attempt:
+                del self._running[key]
+        self._peers.drop(self, message)
+        self._outbox.acknowledge(message)
+        if message.reason != "finished":
+            answer = TokenItem(
+                message.request_id, message.choice or 0, message.attempt, b"", -1, (), finish="cancelled"
+            )
+            await self._send([(message.router, answer)])
+
+    async def _steps(self) -> None:
+        """One token of everything that runs, then a frame for each router: as a batch's step."""
+        while True:
+            await self._work.wait()
+            if not self._running:
+                self._work.clear()
+                continue
+            items = [(running.ticket.router, self._next(key, running)) for key, running in list(self._running.items())]
+            await self._send(items)
+            await asyncio.sleep(self.behaviour.step_s)
+
+    def _next(self, key: Key, running: _Running) -> TokenItem:
+        ticket, index = running.ticket, running.next_index
+        if self.behaviour.fail_at is not None and index >= self.behaviour.fail_at:
+            del self._running[key]
+            error = WireError("overloaded", "told to fail")
+            return replace(_item(ticket, index, ()), finish="error", error=error)
+        token = running.answer[index] if index < len(running.answer) else None
+        stop = token is None or token in ticket.stop_ids
+        length = not stop and index + 1 >= ticket.max_tokens
+        ids = () if token is None or stop else (token,)
+        item = replace(_item(ticket, index, ids), finish="stop" if stop else "length" if length else None)
+        if self.service == "prefill":
+            del self._running[key]
+            item = replace(item, cached_tokens=len(ticket.prompt) // 16 * 16, prompt_logprobs=_prompt(ticket))
+            if item.finish is None:
+                self._peers.hand_over(key)
+        elif item.finish:
+            del self._running[key]
+        running.next_index += 1
+        return item
+
+    async def _send(self, items: list[tuple[str, TokenItem]]) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for router, item in items:
+            self._outbox.put(router, item, now_s)
+        for router, frame in self._outbox.take():
+            for sent in self.behaviour.tamper(frame):
+                await self._bus.publish(TOKENS(router=router), sent)
+
+
+@dataclass
+class Peers:
+    """The hand-over between simulated workers of one process: decode goes on when prefill and `run` are both there."""
+
+    _ready: set[Key] = field(default_factory=set)
+    _waiting: dict[Key, tuple[SimulatedWorker, Ticket]] = field(default_factory=dict)
+
+    def hand_over(self, key: Key) -> None:
+        waiting = self._waiting.pop(key, None)
+        if waiting:
+            waiting[0].begin(waiting[1])
+        else:
+            self._ready.add(key)
+
+    def await_handoff(self, worker: SimulatedWorker, key: Key, ticket: Ticket) -> None:
+        if key in self._ready:
+            self._ready.discard(key)
+            worker.begin(ticket)
+        else:
+            self._waiting[key] = (worker, ticket)
+
+    def waits(self, worker: SimulatedWorker, key: Key) -> bool:
+        return key in self._waiting and self._waiting[key][0] is worker
+
+    def waiting_for(self, worker: str) -> int:
+        return sum(waiting.id == worker for waiting, _ in self._waiting.values())
+
+    def drop(self, worker: SimulatedWorker, message: Cancel) -> None:
+        """The KV that was handed over goes with the attempt."""
+        for key, (waiting, ticket) in list(self._waiting.items()):
+            if waiting is worker and _meant(key, message) and ticket.attempt <= message.attempt:
+                del self._waiting[key]
+        self._ready = {key for key in self._ready if not (_meant(key, message) and key[1] <= message.attempt)}
+
+
+def _meant(key: Key, message: Cancel) -> bool:
+    session = key[0]
+    if message.choice is None:
+        return session.rpartition("-")[0] == message.request_id
+    return session == f"{message.request_id}-{message.choice}"
+
+
+def _item(ticket: Ticket, index: int, ids: tuple[int, ...]) -> TokenItem:
+    listed = ticket.sampling.logprobs is not None
+    logprobs = tuple(_logprob(token, ticket.sampling.logprobs or 0) for token in ids) if listed else ()
+    return TokenItem(ticket.request_id, ticket.choice, ticket.attempt, ticket.root, index, ids, logprobs)
+
+
+def _logprob(token: int, top: int) -> TokenLogprob:
+    """The chosen one is the best; the next ids follow at -1, -2, …"""
+    return TokenLogprob(-0.5, tuple((token + i, -0.5 - i) for i in range(top)))
+
+
+def _prompt(ticket: Ticket) -> tuple[TokenLogprob, ...] | None:
+    wanted = ticket.prompt_logprobs
+    return None if wanted is None else tuple(_logprob(token, wanted) for token in ticket.prompt[1:])
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

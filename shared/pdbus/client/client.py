@@ -1,0 +1,128 @@
+"""The client: OpenAI's request bodies and answers, over the subject `pd.v1.infer.<model>`."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+from pdbus.backoff import backoff_s
+from pdbus.bus.bus import Bus
+from pdbus.bus.bus import connect as connect_bus
+from pdbus.client.resume import Object, Resumed
+from pdbus.context import RequestContext, new_id
+from pdbus.errors import Corrupt, PdbusError
+from pdbus.messages.router import InferRequest
+from pdbus.subjects import INFER
+
+Endpoint = Literal["chat.completions", "completions"]
+
+DEFAULT_TIMEOUT_S = 120.0
+
+
+class Client:
+    """Asks whichever router answers for `model` (NAME, NAME@REF or NAME@ROOT).
+
+    What can be retried is, with jittered backoff, until the request's timeout; under one idempotency key, so that a
+    repeated request gives the same answer.
+
+    Bodies and answers are those of OpenAI's API, as dictionaries; `fields` are the body's other fields. All methods
+    raise the errors of pdbus.errors.
+    """
+
+    def __init__(self, bus: Bus, model: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self._bus = bus
+        self._model = model
+        self._to = INFER(model=model.partition("@")[0])
+        self._timeout_s = timeout_s
+        self._rng = random.Random()  # noqa: S311 - spreads retries
+
+    async def chat(self, messages: Sequence[Object], *, timeout_s: float | None = None, **fields: Any) -> Object:
+        """The whole answer, a `chat.completion`."""
+        return await self._whole("chat.completions", {"messages": list(messages), **fields}, timeout_s)
+
+    async def complete(
+        self, prompt: str | Sequence[int] | Sequence[str], *, timeout_s: float | None = None, **fields: Any
+    ) -> Object:
+        """The whole answer, a `text_completion`."""
+        return await self._whole("completions", {"prompt": _plain(prompt), **fields}, timeout_s)
+
+    @asynccontextmanager
+    async def chat_stream(
+        self, messages: Sequence[Object], *, timeout_s: float | None = None, **fields: Any
+    ) -> AsyncIterator[AsyncIterator[Object]]:
+        """The answer as chunks, each once, also when the router dies in mid-answer. Leaving the scope cancels it."""
+        async with self._stream("chat.completions", {"messages": list(messages), **fields}, timeout_s) as chunks:
+            yield chunks
+
+    @asynccontextmanager
+    async def complete_stream(
+        self, prompt: str | Sequence[int] | Sequence[str], *, timeout_s: float | None = None, **fields: Any
+    ) -> AsyncIterator[AsyncIterator[Object]]:
+        """As `chat_stream`, for a completion."""
+        async with self._stream("completions", {"prompt": _plain(prompt), **fields}, timeout_s) as chunks:
+            yield chunks
+
+    async def _whole(self, endpoint: Endpoint, body: Object, timeout_s: float | None) -> Object:
+        ctx = RequestContext.after(timeout_s or self._timeout_s)
+        request = InferRequest(endpoint, {"model": self._model, **body, "stream": False}, new_id())
+        retries = 0
+        while True:
+            try:
+                async with self._bus.stream(self._to, request, ctx) as replies:
+                    async for reply in replies:
+                        return reply.data
+                raise Corrupt("the router ended without an answer")
+            except PdbusError as error:
+                retries += 1
+                await self._back_off(error, retries, ctx)
+
+    @asynccontextmanager
+    async def _stream(
+        self, endpoint: Endpoint, body: Object, timeout_s: float | None
+    ) -> AsyncIterator[AsyncIterator[Object]]:
+        ctx = RequestContext.after(timeout_s or self._timeout_s)
+        chunks = self._chunks(endpoint, {"model": self._model, **body, "stream": True}, ctx)
+        try:
+            yield chunks
+        finally:
+            await chunks.aclose()
+
+    async def _chunks(self, endpoint: Endpoint, body: Object, ctx: RequestContext) -> AsyncGenerator[Object, None]:
+        key, resumed, retries = new_id(), Resumed(), 0
+        while True:
+            if resumed.fingerprint is not None:  # the rest has to come from the version that the beginning came from
+                body = {**body, "model": f"{self._model.partition('@')[0]}@{resumed.fingerprint}"}
+            request = InferRequest(endpoint, body, key)
+            resumed.begin()
+            try:
+                async with self._bus.stream(self._to, request, ctx) as replies:
+                    async for reply in replies:
+                        new = resumed.new(reply.data)
+                        if new is not None:
+                            retries = 0
+                            yield new
+                return
+            except PdbusError as error:
+                retries += 1
+                await self._back_off(error, retries, ctx)
+
+    async def _back_off(self, error: PdbusError, retries: int, ctx: RequestContext) -> None:
+        """Raises `error` where repeating can't help or no time is left."""
+        wait_s = max(backoff_s(retries, self._rng), (error.retry_after_s or 0.0) * self._rng.uniform(0.5, 1.0))
+        if not error.retryable or wait_s >= ctx.deadline.remaining_s:
+            raise error
+        await asyncio.sleep(wait_s)
+
+
+@asynccontextmanager
+async def connect(nats_url: str, model: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> AsyncIterator[Client]:
+    """A client with a connection of its own. Raises Unavailable where no NATS server answers within `timeout_s`."""
+    async with connect_bus(nats_url, name=f"pdbus client of {model}", wait_s=timeout_s) as bus:
+        yield Client(bus, model, timeout_s=timeout_s)
+
+
+def _plain(prompt: str | Sequence[int] | Sequence[str]) -> str | list[Any]:
+    return prompt if isinstance(prompt, str) else list(prompt)

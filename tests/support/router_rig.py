@@ -1,0 +1,116 @@
+"""A router on the in-memory bus with simulated workers, for tests of all that it promises."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+from loadtest.simulated import Peers, SimulatedWorker
+from loadtest.simulated_version import SimulatedVersions, version
+from pdbus.bus.bus import Bus, memory_bus
+from pdbus.bus.memory import MemoryBroker
+from pdbus.bus.presence import Fleet
+from pdbus.context import Deadline, RequestContext
+from pdbus.messages.common import Digest
+from pdbus.router.settings import RouterSettings
+from pdbus.router.wiring import Router, router
+
+MODEL = "toy"
+
+
+@dataclass
+class DictRing:
+    """A cache ring that never forgets."""
+
+    entries: dict[bytes, tuple[bytes, bytes, bytes]] = field(default_factory=dict)
+    gets: int = 0
+    max_ages: list[float | None] = field(default_factory=list)
+
+    async def get(
+        self,
+        kind: str,
+        keys: Sequence[Digest],
+        root: Digest,
+        materials: Sequence[bytes],
+        ctx: RequestContext,
+        *,
+        max_age_s: float | None = None,
+    ) -> list[bytes | None]:
+        self.gets += 1
+        self.max_ages.append(max_age_s)
+        found = [self.entries.get(key) for key in keys]
+        return [
+            entry[2] if entry and entry[:2] == (root, material) else None
+            for entry, material in zip(found, materials, strict=True)
+        ]
+
+    def put(
+        self, kind: str, key: Digest, root: Digest, material: bytes, value: bytes, ctx: RequestContext, *, ttl_s: float
+    ) -> bool:
+        self.entries[key] = (root, material, value)
+        return True
+
+
+@dataclass
+class Rig:
+    bus: Bus
+    broker: MemoryBroker
+    fleet: Fleet
+    versions: SimulatedVersions
+    ring: DictRing
+    prefills: list[SimulatedWorker]
+    decodes: list[SimulatedWorker]
+    router: Router
+    roots: tuple[Digest, ...]
+
+    @property
+    def url(self) -> str:
+        return self.router.http.url
+
+    @property
+    def workers(self) -> list[SimulatedWorker]:
+        return self.prefills + self.decodes
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is held anywhere: not by the router, not by a worker."""
+        router = self.router
+        return (
+            router.frontend.admission.running == 0
+            and router.hub.listening_for == 0
+            and router.workers.idle
+            and router.cancels.open == 0
+            and not any(worker.held or worker.kept for worker in self.workers)
+        )
+
+    async def until_idle(self, seconds: float = 3.0) -> None:
+        """Raises TimeoutError where something is still held."""
+        async with asyncio.timeout(seconds):
+            while not self.idle:  # noqa: ASYNC110 - several parties, none of which tells
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def rig(prefills: int = 1, decodes: int = 1, versions: int = 1, **settings: object) -> AsyncIterator[Rig]:
+    manifests = [version(number) for number in range(versions)]
+    roots = tuple(manifest.root for manifest in manifests)
+    made = SimulatedVersions(*manifests)
+    broker, peers, ring = MemoryBroker(), Peers(), DictRing()
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(memory_bus(broker))
+        fleet = await stack.enter_async_context(Fleet(bus))
+        workers: dict[str, list[SimulatedWorker]] = {"prefill": [], "decode": []}
+        for service, count in (("prefill", prefills), ("decode", decodes)):
+            for number in range(count):
+                own = await stack.enter_async_context(memory_bus(broker))
+                worker = SimulatedWorker(service, f"{service}-{number}", own, roots, MODEL, peers)
+                workers[service].append(await stack.enter_async_context(worker))
+        total = prefills + decodes
+        await fleet.wait_for(lambda f: len(f.live("prefill")) + len(f.live("decode")) == total, Deadline.after(5))
+        chosen = RouterSettings(**({"id": "r-0", "model": MODEL, "http_port": 0} | settings))  # type: ignore[arg-type]
+        made_router = await stack.enter_async_context(router(chosen, bus, fleet, made, made, ring))
+        for root in roots:
+            await made_router.frontend.models.get(root, Deadline.after(5))
+        yield Rig(bus, broker, fleet, made, ring, workers["prefill"], workers["decode"], made_router, roots)
