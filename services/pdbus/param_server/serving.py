@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
@@ -27,6 +28,8 @@ SENDING = 8
 """Streams sent at a time; more requests wait for one of them to end."""
 WAITING = 64
 SEND_S = 60.0
+_PLACE = re.compile(r"[A-Za-z0-9_-]{1,128}")
+"""A bulk address, or a stream at it."""
 
 
 class BlockServer:
@@ -144,5 +147,5 @@ def _check(message: BlocksRequest) -> None:
     if len(set(digests)) != len(digests):
         raise InvalidRequest("a block is asked for twice", param="digests")
     for param, value in (("receiver", message.receiver), ("stream", message.stream)):
-        if not 0 < len(value) <= 128:
-            raise InvalidRequest(f"{param} must name where the blocks go, in 1 to 128 characters", param=param)
+        if not _PLACE.fullmatch(value):
+            raise InvalidRequest(f"{param} must be 1 to 128 characters of A-Z a-z 0-9 _ -", param=param)

@@ -32,7 +32,7 @@ BATCH_BLOCKS = 256
 """Blocks asked for at once: 64 MiB, as a rule."""
 REPLY_S = 30.0
 """A source may have others to serve first."""
-STALL_S = 10.0
+STALL_S = 4.0
 """Without a block for so long, a source is given up."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 

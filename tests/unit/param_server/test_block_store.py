@@ -166,6 +166,23 @@ def test_a_folder_that_cant_be_made_is_told(tmp_path: Path) -> None:
         pass
 
 
+def test_a_disk_that_fills_while_a_pack_is_written_leaves_the_store_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with BlockStore(tmp_path, MODEL) as store:
+        put(store, A)
+        with monkeypatch.context() as patch:
+            patch.setattr("os.fsync", full)
+            with pytest.raises(Unavailable, match="is full: make room"):
+                put(store, B)
+        assert (get(store, A), get(store, B)) == (A, None)
+        put(store, B)
+        assert get(store, B) == B
+
+
 def test_a_full_disk_is_told_in_words_before_and_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unavailable, match="is full: make room"), told(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
