@@ -1,0 +1,276 @@
+"""What nats-py does wrong by itself (the table in bus/nats_client.py), and what a broken server does to a bus."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from pdbus.bus import bulk_frames, nats_client
+from pdbus.bus.bus import Bus, connect
+from pdbus.bus.nats import NatsTransport
+from pdbus.bus.transport import Raw
+from pdbus.context import Deadline, RequestContext
+from pdbus.errors import Unavailable
+from pdbus.messages.bulk import BlockHead
+from pdbus.messages.workers import Cancel, Resend, ResendReply
+from pdbus.stack.nats_server import EmbeddedNats, embedded_nats
+from pdbus.subjects import CANCEL, DECODE_RESEND, TRANSFER
+
+Unique = Callable[[str], str]
+ASK = Resend("r", 0, 1, 0)
+
+
+@pytest.fixture
+async def own_server(tmp_path: Path) -> AsyncIterator[EmbeddedNats]:
+    """A server that the test may stop and break."""
+    async with embedded_nats(tmp_path / "nats") as server:
+        yield server
+
+
+@pytest.fixture
+async def bus(nats_url: str) -> AsyncIterator[Bus]:
+    async with connect(nats_url, name="test") as bus:
+        yield bus
+
+
+def client_of(bus: Bus) -> nats_client.GuardedClient:
+    assert isinstance(bus.transport, NatsTransport)
+    return bus.transport.client
+
+
+async def serve(bus: Bus, name: str) -> None:
+    async def handler(message: Resend, ctx: RequestContext) -> ResendReply:
+        return ResendReply("unknown")
+
+    await bus.serve(DECODE_RESEND(worker=name), handler)
+
+
+async def ask(bus: Bus, name: str, within_s: float = 5.0) -> ResendReply:
+    """Asks again while nobody answers: the peer may be reconnecting as well."""
+    deadline = Deadline.after(within_s)
+    while True:
+        try:
+            return await bus.call(DECODE_RESEND(worker=name), ASK, RequestContext(deadline))
+        except Unavailable:
+            deadline.check("an answer came")
+            await asyncio.sleep(0.02)
+
+
+async def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_barrier_is_one(bus: Bus, nats_url: str, unique: Unique) -> None:
+    subject = f"test.{unique('barrier')}"
+    async with connect(nats_url, name="other") as other:
+        for round_ in range(20):
+            got: list[Raw] = []
+            subscription = await bus.transport.subscribe(subject, got.append)
+            for _ in range(100):
+                other.transport.send(subject, b"x")
+            await other.transport.barrier()  # all are at the server, and routed to us
+            await bus.transport.barrier()
+            assert len(got) == 100, round_
+            await subscription.close()
+
+
+async def test_what_came_before_the_end_of_a_subscription_is_delivered(bus: Bus, nats_url: str, unique: Unique) -> None:
+    subject = f"test.{unique('unsubscribe')}"
+    got: list[Raw] = []
+    async with connect(nats_url, name="other") as other:
+        subscription = await bus.transport.subscribe(subject, got.append)
+        for _ in range(1000):
+            other.transport.send(subject, b"x")
+        await other.transport.barrier()
+        await subscription.close()
+    assert len(got) == 1000
+
+
+async def test_a_raising_callback_harms_nobody(bus: Bus, unique: Unique) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("a bug in a handler")
+
+    await bus.subscribe(CANCEL(), fail)
+    await bus.publish(CANCEL(), Cancel("r", 1, "r", ()))
+    name = unique("d")
+    await serve(bus, name)
+    assert await ask(bus, name) == ResendReply("unknown")
+    assert client_of(bus).alive
+
+
+@pytest.mark.parametrize("break_it", ["reader dies", "protocol error", "socket aborted"])
+async def test_a_connection_that_breaks_is_rebuilt_with_its_subscriptions(
+    bus: Bus, unique: Unique, break_it: str
+) -> None:
+    name = unique("d")
+    await serve(bus, name)
+    got: list[Cancel] = []
+    await bus.subscribe(CANCEL(), got.append)
+    broken = client_of(bus)
+    if break_it == "reader dies":
+        broken._reading_task.cancel()
+    elif break_it == "protocol error":
+        broken._put(b"NONSENSE\r\n")
+    else:
+        broken._transport._io_writer.transport.abort()
+    await until(lambda: not broken.alive)
+    assert await ask(bus, name) == ResendReply("unknown")
+    await bus.publish(CANCEL(), Cancel(name, 1, "r", ()))
+    await until(lambda: [cancel.request_id for cancel in got] == [name])
+    assert client_of(bus) is not broken
+
+
+async def test_waiting_callers_learn_of_a_lost_connection_at_once(bus: Bus, nats_url: str, unique: Unique) -> None:
+    asked = asyncio.Event()
+
+    async def handler(message: Resend, ctx: RequestContext) -> ResendReply:
+        asked.set()
+        await asyncio.sleep(60)
+        return ResendReply("unknown")
+
+    to = DECODE_RESEND(worker=unique("d"))
+    async with connect(nats_url, name="other") as other:
+        await other.serve(to, handler)
+        call = asyncio.create_task(bus.call(to, ASK, RequestContext.after(60)))
+        await asked.wait()
+        client_of(bus)._transport._io_writer.transport.abort()
+        async with asyncio.timeout(1):
+            with pytest.raises(Unavailable):
+                await call
+
+
+async def test_a_hung_server_is_noticed_and_its_return_too(
+    own_server: EmbeddedNats, unique: Unique, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_client, "PING_EVERY_S", 0.1)
+    name = unique("d")
+    async with connect(own_server.url, name="test") as bus:
+        await serve(bus, name)
+        call = asyncio.create_task(bus.transport.barrier())
+        await call
+        os.kill(own_server.process.pid, signal.SIGSTOP)
+        try:
+            started = time.monotonic()
+            with pytest.raises(Unavailable):
+                await bus.call(DECODE_RESEND(worker=name), ASK, RequestContext.after(60))
+            assert time.monotonic() - started < 2
+            assert not bus.transport.connected
+            await bus.publish(CANCEL(), Cancel("r", 1, "r", ()))  # an event is dropped, and nobody hangs
+        finally:
+            os.kill(own_server.process.pid, signal.SIGCONT)
+        assert await ask(bus, name, within_s=20) == ResendReply("unknown")
+
+
+async def test_a_late_pong_harms_nothing(own_server: EmbeddedNats, unique: Unique) -> None:
+    name = unique("d")
+    async with connect(own_server.url, name="test") as bus:
+        await serve(bus, name)
+        client = client_of(bus)
+        os.kill(own_server.process.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(Unavailable):
+                await client.barrier(0.1)
+        finally:
+            os.kill(own_server.process.pid, signal.SIGCONT)
+        assert await ask(bus, name) == ResendReply("unknown")
+        assert client.alive
+
+
+async def test_a_publisher_to_a_stalled_server_can_be_cancelled(own_server: EmbeddedNats) -> None:
+    async with connect(own_server.url, name="test") as bus:
+
+        async def publish() -> None:
+            while True:
+                bus.transport.send("test.stalled", b"x" * 500_000)
+                await bus.transport.writable()
+
+        os.kill(own_server.process.pid, signal.SIGSTOP)
+        try:
+            task = asyncio.create_task(publish())
+            client = client_of(bus)
+            await until(lambda: client._transport._io_writer.transport.get_write_buffer_size() > 2_000_000)
+            task.cancel()
+            async with asyncio.timeout(0.5):
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+        finally:
+            os.kill(own_server.process.pid, signal.SIGCONT)
+
+
+async def test_a_restarted_server_finds_everybody_again(tmp_path: Path, unique: Unique) -> None:
+    name = unique("d")
+    async with embedded_nats(tmp_path / "nats") as first:
+        bus_scope = connect(first.url, name="test")
+        bus = await bus_scope.__aenter__()
+        await serve(bus, name)
+        assert await ask(bus, name) == ResendReply("unknown")
+    port = int(first.url.rpartition(":")[2])
+    await until(lambda: not bus.transport.connected)
+    async with embedded_nats(tmp_path / "nats", port=port):
+        assert await ask(bus, name, within_s=20) == ResendReply("unknown")
+        await bus_scope.__aexit__(None, None, None)
+
+
+async def test_bulk_survives_a_lost_connection(bus: Bus, nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_frames, "SILENCE_S", 0.1)
+    body = os.urandom(100_000)
+    async with connect(nats_url, name="other") as other, bus.bulk.receive() as incoming:
+
+        async def send() -> None:
+            subject = TRANSFER.name(address=bus.bulk.address, stream=incoming.stream)
+            async with other.bulk.send(subject, Deadline.after(20)) as out:
+                for index in range(60):
+                    await out.item(BlockHead(index), body)
+
+        sending = asyncio.create_task(send())
+        count = 0
+        async for head, got in incoming.items(BlockHead, Deadline.after(20)):
+            assert (head.index, bytes(got)) == (count, body)
+            count += 1
+            for at, port in ((20, bus.bulk), (40, other.bulk)):
+                if count == at:
+                    transport = port._transport
+                    assert isinstance(transport, NatsTransport)
+                    transport.client._transport._io_writer.transport.abort()
+        assert count == 60
+        await sending
+
+
+async def test_no_server_is_a_clear_error_without_the_password(own_server: EmbeddedNats) -> None:
+    port = int(own_server.url.rpartition(":")[2])
+    own_server.process.terminate()
+    await own_server.process.wait()
+    with pytest.raises(Unavailable, match=str(port)) as caught:
+        async with connect(f"nats://user:secret@127.0.0.1:{port}", name="test", wait_s=0.3):
+            pass
+    assert "secret" not in str(caught.value)
+
+
+async def test_closing_sends_what_was_published(bus: Bus, nats_url: str, unique: Unique) -> None:
+    subject = f"test.{unique('close')}"
+    got: list[Raw] = []
+    await bus.transport.subscribe(subject, got.append)
+    async with connect(nats_url, name="other") as other:
+        for _ in range(500):
+            other.transport.send(subject, b"x")
+    await bus.transport.barrier()
+    assert len(got) == 500
+
+
+@pytest.mark.parametrize("subject", ["a b", "a\r\nPUB x 0", "", "ä"])
+async def test_nothing_can_be_smuggled_into_the_protocol(bus: Bus, subject: str) -> None:
+    with pytest.raises(ValueError):
+        bus.transport.send(subject, b"x")
+    with pytest.raises(ValueError):
+        bus.transport.send("a", b"x", headers={"pd-id": "x\r\ny: z"})
+    if subject:
+        with pytest.raises(ValueError):
+            bus.transport.send("a", b"x", reply=subject)
