@@ -6,7 +6,7 @@ import nats
 import openai
 import pytest
 
-from pdbus.bus import connect
+from pdbus.bus.bus import connect
 from pdbus.bus.presence import Fleet
 from pdbus.context import Deadline
 from pdbus.subjects import Subject, all_subjects
