@@ -140,16 +140,15 @@ class Router:
         await self.start(ticket)
         return await self.rest(ticket)
 
-    async def rest(self, ticket: Ticket) -> list[TokenItem]:
+    async def rest(self, ticket: Ticket, first: int | None = None) -> list[TokenItem]:
+        """Waits for all items from output index `first` on (those not delivered, unless told)."""
+        first = len(ticket.delivered) if first is None else first
         await self.until(lambda: any(item.finish for item in self.of(ticket)))
         end = next(item for item in self.of(ticket) if item.finish)
         if end.error:
             raise end.error.to_exception()
-        await self.until(lambda: self._whole(ticket, end))
+        await self.until(lambda: len(ids(self.of(ticket))) >= end.index + len(end.ids) - first)
         return self.of(ticket)
-
-    def _whole(self, ticket: Ticket, end: TokenItem) -> bool:
-        return len(ids(self.of(ticket))) >= end.index + len(end.ids) - len(ticket.delivered)
 
     async def cancelled_by(self, ticket: Ticket, workers: set[str]) -> None:
         """Waits until each of the workers has answered the cancel."""
@@ -254,6 +253,12 @@ async def _all_loaded(versions: Versions, source: LocalSource) -> None:
 
 def _card(service: str, id_: str, bus: Bus, model: str, seq: int) -> Card:
     return Card(service, id_, bus.incarnation, seq, "ready", model)
+
+
+def silence(bus: Bus) -> None:
+    """From now on nothing leaves that process: to the others it is dead."""
+    for transport in (bus.transport, bus.bulk._transport):
+        transport.send = lambda *parts, **options: None  # type: ignore[method-assign]
 
 
 async def refused(work: Any) -> PdbusError:

@@ -116,7 +116,7 @@ class DecodeWorker(Worker[DecodeJob]):
     def _leased(self, message: Reserve) -> DecodeJob | None:
         """The job that has this lease already. Raises Conflict where its reservation was another."""
         job = self.jobs.get((message.session, message.attempt))
-        if job is None or job.lease is None:
+        if job is None or job.closed or job.lease is None:
             return None
         if job.lease.reserve != message:
             raise Conflict(f"attempt {message.attempt} of {message.session} was reserved otherwise")
@@ -125,9 +125,7 @@ class DecodeWorker(Worker[DecodeJob]):
     def _job(self, attempt: Ticket | Reserve, prefill_worker: str, deadline: Deadline) -> DecodeJob | None:
         """The attempt's job, a new one if need be; None where it has ended here. Raises why it is refused."""
         job = self.jobs.get((attempt.session, attempt.attempt))
-        if job is not None:
-            if job.closed or job.task.cancelling():
-                raise Cancelled(f"attempt {attempt.attempt} of {attempt.session} is ending")
+        if job is not None and not job.closed and not job.task.cancelling():
             return job
         if not self.admit(attempt.request_id, attempt.choice, attempt.attempt):
             return None
