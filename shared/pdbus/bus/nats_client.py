@@ -11,6 +11,7 @@ reconnecting awaits unsent data first        | no reconnecting in place: the soc
 requests in flight run into their timeouts   | all waiters fail when the connection is lost
 headers escape the payload check             | headers and body are measured together before anything is sent
 a blocked publish swallows cancellation      | `writable()` is an ordinary wait with a limit
+so does a request whose answer comes with it | `_request_new_style` has no `wait_for` (its fault up to Python 3.11)
 a slow callback drops new messages           | callbacks are plain functions called by the reader; queues are their own
 bodies are copied two to four times          | header line, body parts and line end are written separately
 a raising error callback ends the read loop  | ours only logs
@@ -22,6 +23,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from secrets import token_hex
 from typing import Any
 
 import nats.aio.client
@@ -171,6 +173,23 @@ class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is
                 await answered
         except TimeoutError:
             raise Unavailable("NATS does not answer") from None
+
+    async def _request_new_style(
+        self, subject: str, payload: bytes, timeout: float = 1, headers: dict[str, Any] | None = None
+    ) -> Any:
+        if not self._resp_sub_prefix:
+            await self._init_request_sub()
+        token = (self._nuid.next() + token_hex(2).encode()).decode()
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._resp_map[token] = answered
+        try:
+            await self.publish(subject, payload, reply=self._resp_sub_prefix.decode() + token, headers=headers)
+            async with asyncio.timeout(timeout):
+                return await answered
+        except TimeoutError:
+            raise nats.errors.TimeoutError from None
+        finally:
+            self._resp_map.pop(token, None)
 
     # The end ---------------------------------------------------------------------------------------------------------
 
