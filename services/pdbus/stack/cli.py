@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--host", default="127.0.0.1", help="address of the HTTP front (default: %(default)s)")
     up.add_argument("--port", type=_port, default=8000, help="its port; 0: a free one (default: %(default)s)")
     up.add_argument("--precision", choices=["fp32"], default="fp32")
-    for flag, default in (("prefill", 1), ("decode", 1), ("param-servers", 2), ("cache-nodes", 1), ("routers", 1)):
+    for flag, default in (("prefill", 1), ("decode", 1), ("param-servers", 1), ("cache-nodes", 1), ("routers", 1)):
         up.add_argument(f"--{flag}", type=_count, default=default, metavar="N", help="processes (default: %(default)s)")
     _data(up)
 

@@ -26,7 +26,7 @@ class Options:
     """Of the first router; 0: a free one. Further routers take free ones."""
     precision: str = "fp32"
     routers: int = 1
-    param_servers: int = 2
+    param_servers: int = 1
     cache_nodes: int = 1
     prefill: int = 1
     decode: int = 1

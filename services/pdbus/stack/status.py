@@ -28,6 +28,7 @@ _STATE_COLOURS = {"ready": "green", "starting": "yellow", "draining": "magenta"}
 @dataclass(frozen=True)
 class Status:
     model: str
+    nats_url: str
     cards: tuple[Card, ...]
     """Of every living process, also of other models on the same bus, by service and id."""
     history: History
@@ -38,13 +39,14 @@ async def look(target: Target) -> Status:
     async with attached(target) as bus, Fleet(bus) as fleet, HistoryFollower(bus, target.model) as follower:
         await asyncio.gather(asyncio.sleep(_LISTEN_S), follower.caught_up(Deadline.after(_LOG_S)))
         living = [card for card in fleet.cards() if fleet.state(card.id) != "dead"]
-        return Status(target.model, tuple(sorted(living, key=lambda card: (card.service, card.id))), follower.history)
+        return Status(target.model, target.nats_url, tuple(sorted(living, key=lambda card: (card.service, card.id))), follower.history)
 
 
 def as_json(status: Status) -> dict[str, Any]:
     """For programs; roots in hex."""
     return {
         "model": status.model,
+        "nats_url": status.nats_url,
         "services": [{**asdict(card), "roots": [root.hex() for root in card.roots]} for card in status.cards],
         "refs": {name: root.hex() for name, root in sorted(status.history.refs.items())},
         "roots": [root.hex() for root in status.history.roots],
@@ -76,7 +78,7 @@ def show(status: Status, console: Console) -> None:
             " ".join(sorted(names)),
             *((commit.precision, commit.author, commit.message) if commit else ("", "", "")),
         )
-    console.print(f"\n[bold]{status.model}[/]", versions)
+    console.print(f"\n[bold]{status.model}[/] on {status.nats_url}", versions)
 
 
 def _whole(title: str) -> Column:

@@ -23,7 +23,7 @@ def test_ctrl_c_ends_all_in_order_and_leaves_nothing(toy_stack: Start) -> None:
     stack.wait_ready()
     pids = stack.pids()
     assert pids.keys() == {
-        "nats", "router-1", "param-server-1", "param-server-2", "prefill-1", "decode-1", "cache-1", "invalidator-1",
+        "nats", "router-1", "param-server-1", "prefill-1", "decode-1", "cache-1", "invalidator-1",
     }  # fmt: skip
     stack.process.send_signal(signal.SIGINT)
     assert stack.process.wait(30) == 0
@@ -41,7 +41,7 @@ def test_a_killed_launcher_leaves_nothing(toy_stack: Start, when: str) -> None:
     stack = toy_stack("decode=slow_start") if when == "starting" else toy_stack()
     if when == "ready":
         stack.wait_ready()
-    pids = wait_until(lambda: stack.run.get("pids", {}) if len(stack.run.get("pids", {})) == 8 else None, "all started")
+    pids = wait_until(lambda: stack.run.get("pids", {}) if len(stack.run.get("pids", {})) == 7 else None, "all started")
     stack.process.kill()
     stack.process.wait()
     wait_until(lambda: _all_gone(pids), "every process ended", within_s=15)
@@ -86,7 +86,7 @@ def test_a_second_launcher_on_the_folder_is_refused_with_the_reason(toy_stack: S
 
 def test_a_service_that_can_not_start_fails_the_start_with_its_last_words(toy_stack: Start) -> None:
     stack = toy_stack("decode=bad_start")
-    pids = wait_until(lambda: stack.run.get("pids", {}) if len(stack.run.get("pids", {})) == 8 else None, "all started")
+    pids = wait_until(lambda: stack.run.get("pids", {}) if len(stack.run.get("pids", {})) == 7 else None, "all started")
     assert stack.process.wait(40) == 1
     assert "this toy is broken" in stack.text
     assert "decode-1 does not start" in stack.text

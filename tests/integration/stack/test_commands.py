@@ -1,0 +1,126 @@
+"""`pdbus status`, `pdbus weights` and the log's membership, on a real NATS server."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pdbus.bus.bus import Bus, connect
+from pdbus.bus.presence import Presence
+from pdbus.canonical import digest
+from pdbus.context import Deadline
+from pdbus.errors import NotFound
+from pdbus.messages.changelog import Commit, LogEntry, Member, Ref
+from pdbus.messages.presence import Card, Load
+from pdbus.peers.history import HistoryFollower
+from pdbus.stack import status, weights
+from pdbus.stack.attach import Target, find
+from pdbus.stack.folder import Folder, Run
+from pdbus.stack.membership import left_behind, retire
+from pdbus.subjects import CHANGELOG
+
+OLD, NEW = digest("old"), digest("new")
+
+
+@pytest.fixture
+async def bus(nats_url: str) -> AsyncIterator[Bus]:
+    async with connect(nats_url, name="test") as bus:
+        await bus.logs.ensure()
+        yield bus
+
+
+@pytest.fixture
+async def target(bus: Bus, nats_url: str, unique: Callable[[str], str]) -> Target:
+    """A model with two versions, the older of which is stable, and three param-servers."""
+    model = unique("model")
+    entries = [
+        LogEntry(member=Member("param-server-1", "join")),
+        LogEntry(member=Member("param-server-2", "join")),
+        LogEntry(member=Member("elsewhere-1", "join")),
+        LogEntry(commit=Commit("tx-1", OLD, None, "ann", "first", ())),
+        LogEntry(ref=Ref("stable", OLD, "ann")),
+        LogEntry(commit=Commit("tx-2", NEW, OLD, "bob", "second", (("head", NEW),))),
+    ]
+    for entry in entries:
+        await bus.logs.append(CHANGELOG(model=model), entry, expected_seq=None, message_id=None)
+    return Target(nats_url, model)
+
+
+async def _history(bus: Bus, model: str) -> HistoryFollower:
+    async with HistoryFollower(bus, model) as follower:
+        await follower.caught_up(Deadline.after(10))
+        return follower
+
+
+async def test_the_log_is_told_in_order(target: Target) -> None:
+    kinds = [weights.describe(entry)[:2] for _, _, entry in await weights.entries(target)]
+    assert kinds == [
+        ("member", "param-server-1"), ("member", "param-server-2"), ("member", "elsewhere-1"),
+        ("commit", OLD.hex()[:12]), ("ref", f"stable → {OLD.hex()[:12]}"), ("commit", NEW.hex()[:12]),
+    ]  # fmt: skip
+
+
+async def test_a_ref_is_moved_by_a_prefix_and_back_again(bus: Bus, target: Target) -> None:
+    assert await weights.move(target, "stable", NEW.hex()[:8]) == NEW
+    assert (await _history(bus, target.model)).history.refs == {"stable": NEW}
+    assert await weights.move(target, "stable", OLD.hex()) == OLD
+    assert (await _history(bus, target.model)).history.refs == {"stable": OLD}
+
+
+async def test_moving_a_ref_to_where_it_is_writes_nothing(bus: Bus, target: Target) -> None:
+    before = await bus.logs.last_seq(CHANGELOG(model=target.model))
+    await weights.move(target, "stable", "stable")
+    assert await bus.logs.last_seq(CHANGELOG(model=target.model)) == before
+
+
+async def test_a_version_that_does_not_exist_is_refused(target: Target) -> None:
+    with pytest.raises(NotFound, match="feedbeef"):
+        await weights.move(target, "stable", "feedbeef")
+
+
+async def test_param_servers_that_are_gone_leave_and_others_stay(bus: Bus, target: Target, tmp_path: Path) -> None:
+    for id in ("param-server-1", "param-server-2", "decode-1"):
+        (tmp_path / id).mkdir()
+    gone = left_behind(tmp_path, {"param-server-1", "decode-1"})
+    assert gone == {"param-server-2"}
+    await retire(bus, target.model, gone)
+    await retire(bus, target.model, gone)
+    follower = await _history(bus, target.model)
+    assert follower.history.members == ("elsewhere-1", "param-server-1")
+
+
+def test_a_folder_that_never_ran_left_nobody_behind(tmp_path: Path) -> None:
+    assert left_behind(tmp_path / "absent", set()) == set()
+
+
+async def test_status_shows_services_versions_and_refs(bus: Bus, target: Target) -> None:
+    def card(seq: int) -> Card:
+        load = Load(running=2, pages_total=8, pages_used=3)
+        return Card("decode", f"decode-{target.model}", bus.incarnation, seq, "ready", target.model, (OLD,), load)
+
+    async with Presence(bus, card):
+        found = await status.look(target)
+    as_json = json.loads(json.dumps(status.as_json(found)))
+    (decode,) = [each for each in as_json["services"] if each["id"] == f"decode-{target.model}"]
+    assert (decode["state"], decode["roots"], decode["load"]["running"]) == ("ready", [OLD.hex()], 2)
+    assert as_json["refs"] == {"stable": OLD.hex()}
+    assert as_json["roots"] == [OLD.hex(), NEW.hex()]
+    output = io.StringIO()
+    status.show(found, Console(file=output, width=200))
+    for expected in (f"decode-{target.model}", "ready", "3/8", OLD.hex()[:12], "stable", "ann", "second"):
+        assert expected in output.getvalue()
+
+
+def test_the_server_that_was_named_comes_before_the_folders(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    with pytest.raises(NotFound, match="pdbus up"):
+        find(tmp_path, "", "default")
+    folder.write(Run(os.getpid(), "running-model", nats_url="nats://here:1"))
+    assert find(tmp_path, "", "default") == Target("nats://here:1", "running-model")
+    assert find(tmp_path, "nats://there:2", "default") == Target("nats://there:2", "default")
