@@ -82,7 +82,9 @@ async def test_a_later_attempt_goes_on_with_the_same_text(workers: Rig) -> None:
     ticket = router.ticket(prompt_of(40), 12, sampling=SAMPLED, seed=1234)
     whole = ids(await router.answer(ticket))
     for delivered in (1, 5, 11):
-        later = replace(ticket, request_id=f"{ticket.request_id}-{delivered}", attempt=2, delivered=tuple(whole[:delivered]))
+        later = replace(
+            ticket, request_id=f"{ticket.request_id}-{delivered}", attempt=2, delivered=tuple(whole[:delivered])
+        )
         items = await router.answer(later)
         assert [item.index for item in items] == list(range(delivered, 12))
         assert ids(items) == whole[delivered:]

@@ -73,7 +73,12 @@ class Hand:
         tokens = len(ticket.tokens)
         self.heads = [KvHead(ticket.attempt, ticket.root, at, 0, tokens) for at in range(model.config.layers)]
         first = TokenItem(
-            ticket.request_id, ticket.choice, ticket.attempt, ticket.root, len(ticket.delivered), (int(logits.argmax()),)
+            ticket.request_id,
+            ticket.choice,
+            ticket.attempt,
+            ticket.root,
+            len(ticket.delivered),
+            (int(logits.argmax()),),
         )
         checksum = 0
         for body in self.bodies:
@@ -298,7 +303,10 @@ async def test_resends(workers: Rig) -> None:
     router = workers.router
     ticket = router.ticket(prompt_of(20), 6)
     items = await router.answer(ticket)
-    for to, own in ((PREFILL_RESEND(worker=router.prefill), items[:1]), (DECODE_RESEND(worker=router.decode), items[1:])):
+    for to, own in (
+        (PREFILL_RESEND(worker=router.prefill), items[:1]),
+        (DECODE_RESEND(worker=router.decode), items[1:]),
+    ):
         reply = await router.bus.call(to, Resend(ticket.request_id, 0, 1, 0), RequestContext.after(5))
         assert list(reply.items) == own
         last = await router.bus.call(to, Resend(ticket.request_id, 0, 1, 5), RequestContext.after(5))

@@ -1,0 +1,176 @@
+"""The engine's thread: a failing pass costs its own sequences, cancel leaves a pass in its middle, death is told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from pdbus.engine.core import Core
+from pdbus.engine.scheduler import Limits
+from pdbus.engine.sequence import Ended, Event, LayerReady, Produced, Sequence
+from pdbus.errors import Cancelled, Corrupt, PdbusError
+from pdbus.kv.format import PageFormat
+from pdbus.kv.pool import KvPool
+from pdbus.model.batch import Batch
+from tests.support.sequences import sequence
+
+
+class Model:
+    """Always the same next token. `on_pass` is called in each pass, between its two layers."""
+
+    def __init__(self, token: int = 9, on_pass: Callable[[], None] = lambda: None) -> None:
+        self.logits = torch.zeros(20)
+        self.logits[token] = 1.0
+        self.on_pass = on_pass
+
+    def forward(self, batch: Batch, pool: Any, on_layer: Callable[[int], None]) -> torch.Tensor:
+        on_layer(0)
+        self.on_pass()
+        on_layer(1)
+        return self.logits.repeat(len(batch.logit_rows), 1)
+
+
+class Heard:
+    """All events, and a way to wait for the end of a sequence."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.failures: list[BaseException] = []
+        self.news = asyncio.Event()
+
+    def __call__(self, events: list[Event]) -> None:
+        self.events += events
+        self.news.set()
+
+    async def end_of(self, one: Sequence) -> Ended:
+        async with asyncio.timeout(10):
+            while True:
+                for event in self.events:
+                    if isinstance(event, Ended) and event.sequence is one:
+                        return event
+                self.news.clear()
+                await self.news.wait()
+
+    def ids(self, one: Sequence) -> list[int]:
+        return [token for e in self.events if isinstance(e, Produced) and e.sequence is one for token in e.ids]
+
+
+@asynccontextmanager
+async def engine(pages: int = 40) -> AsyncIterator[tuple[Core, Heard]]:
+    heard = Heard()
+    pool = KvPool(PageFormat(layers=2, kv_heads=1, head_dim=2, page_tokens=4), pages)
+    async with Core(pool, Limits(4, 8, 8), heard, heard.failures.append) as core:
+        yield core, heard
+
+
+async def test_an_answer_is_told_token_by_token_and_its_pages_come_back() -> None:
+    async with engine() as (core, heard):
+        one = sequence(core.pages, [1] * 10, 5, model=Model())
+        core.submit(one)
+        assert (await heard.end_of(one)).error is None
+        assert heard.ids(one) == [9] * 5
+        assert core.pages.used == 0
+        assert core.progress > 0
+
+
+async def test_with_a_hand_over_each_layer_is_told_and_pages_stay_until_they_are_discarded() -> None:
+    async with engine() as (core, heard):
+        one = sequence(core.pages, [1] * 10, 5, model=Model(), handoff=True)
+        core.submit(one)
+        await heard.end_of(one)
+        layers = [(e.layer, e.start, e.tokens) for e in heard.events if isinstance(e, LayerReady)]
+        assert layers == [(0, 0, 8), (1, 0, 8), (0, 8, 2), (1, 8, 2)]
+        assert (heard.ids(one), core.pages.used) == ([9], 3)
+        await core.discard(one)
+        await core.discard(one)
+        assert core.pages.used == 0
+
+
+async def test_a_pass_that_fails_costs_its_own_sequences_only() -> None:
+    def fail() -> None:
+        raise RuntimeError("a kernel failed")
+
+    async with engine() as (core, heard):
+        bad = sequence(core.pages, [1] * 4, model=Model(on_pass=fail), root=b"bad")
+        good = sequence(core.pages, [1] * 4, 3, model=Model(), root=b"good")
+        core.submit(bad)
+        core.submit(good)
+        error = (await heard.end_of(bad)).error
+        assert type(error) is PdbusError
+        assert "kernel" not in error.message  # what others are told holds no foreign text
+        await heard.end_of(good)
+        assert heard.ids(good) == [9] * 3
+        assert (core.pages.used, heard.failures) == (0, [])
+
+
+async def test_logits_that_are_no_numbers_fail_their_sequence() -> None:
+    async with engine() as (core, heard):
+        model = Model()
+        model.logits[3] = float("nan")
+        one = sequence(core.pages, [1] * 4, model=model)
+        core.submit(one)
+        assert isinstance((await heard.end_of(one)).error, Corrupt)
+        assert core.pages.used == 0
+
+
+async def test_a_cancel_leaves_a_pass_in_its_middle() -> None:
+    entered, gate = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        entered.set()
+        gate.wait(10)
+
+    async with engine() as (core, heard):
+        one = sequence(core.pages, [1] * 8, model=Model(on_pass=wait), handoff=True)
+        core.submit(one)
+        await asyncio.to_thread(entered.wait, 10)
+        discarding = asyncio.create_task(core.discard(one))
+        await asyncio.sleep(0)
+        gate.set()
+        await discarding
+        assert isinstance((await heard.end_of(one)).error, Cancelled)
+        assert {e.layer for e in heard.events if isinstance(e, LayerReady)} == {0}
+        assert core.pages.used == 0
+
+
+async def test_an_engine_that_dies_says_so_and_takes_nothing_more(caplog: pytest.LogCaptureFixture) -> None:
+    def die() -> None:
+        raise SystemError("broken")
+
+    async with engine() as (core, heard):
+        core.post(die)
+        async with asyncio.timeout(10):
+            while not heard.failures:
+                await asyncio.sleep(0.01)
+        assert "broken" in str(heard.failures[0])
+        await asyncio.to_thread(core._thread.join)
+        with pytest.raises(Cancelled):
+            core.post(lambda: None)
+
+
+async def test_work_given_at_the_end_is_done() -> None:
+    async with engine() as (core, _):
+        hold = core.pages.hold()
+        await core.call(lambda: hold.allocate(3))
+        gate = threading.Event()
+        core.post(gate.wait)
+        releasing = asyncio.create_task(core.call(hold.release))
+        await asyncio.sleep(0)
+        gate.set()
+    await releasing
+    assert core.pages.used == 0
+
+
+async def test_what_a_call_raises_is_the_callers() -> None:
+    async with engine(pages=2) as (core, heard):
+        hold = core.pages.hold()
+        with pytest.raises(PdbusError):
+            await core.call(lambda: hold.allocate(3))
+        assert await core.call(lambda: 5) == 5
+        assert heard.failures == []

@@ -1,0 +1,181 @@
+"""Versions are loaded when wanted or asked for, kept while pinned, and dropped when nothing needs them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pdbus.context import Deadline
+from pdbus.engine import versions as subject
+from pdbus.engine.version import Pin
+from pdbus.engine.versions import Versions
+from pdbus.errors import RootGone, Unavailable
+from pdbus.model.checkpoint import Checkpoint, open_checkpoint
+from tests.support.checkpoints import tiny_checkpoint
+from tests.support.workers import LocalSource
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
+    folder = tmp_path_factory.mktemp("versions")
+    made = {name: open_checkpoint(tiny_checkpoint(folder / name, "llama", seed=seed)) for seed, name in enumerate("ab")}
+    larger = tiny_checkpoint(folder / "larger", "llama", num_hidden_layers=3)
+    return made | {"larger": open_checkpoint(larger)}
+
+
+@pytest.fixture
+def source(checkpoints: dict[str, Checkpoint]) -> LocalSource:
+    return LocalSource(checkpoints)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "_LOOK_S", 0.01)
+    monkeypatch.setattr(subject, "_RETRY_S", 0.01)
+
+
+async def until(predicate: Callable[[], Any]) -> None:
+    async with asyncio.timeout(10):
+        while not predicate():
+            await asyncio.sleep(0.005)
+
+
+def soon() -> Deadline:
+    return Deadline.after(10)
+
+
+async def test_wanted_versions_are_loaded_and_unwanted_ones_dropped(source: LocalSource) -> None:
+    a, b = source.root_of["a"], source.root_of["b"]
+    async with Versions(source, "cpu", "class") as versions:
+        assert (versions.roots, versions.page_format) == ((), None)
+        versions.want([a])
+        assert (await versions.first()).root == a
+        versions.want([b])
+        await until(lambda: versions.roots == (b,))
+
+
+async def test_a_pin_keeps_a_version_until_it_is_released(source: LocalSource) -> None:
+    a, b = source.root_of["a"], source.root_of["b"]
+    async with Versions(source, "cpu", "class") as versions:
+        versions.want([a])
+        await versions.first()
+        with await versions.pin(a, soon()) as pin:
+            versions.want([b])
+            await until(lambda: b in versions.roots)
+            assert pin.version is versions.get(a)
+            pin.release()
+            pin.release()
+            await until(lambda: versions.roots == (b,))
+
+
+async def test_a_version_that_a_request_names_is_loaded_and_lingers(
+    source: LocalSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subject, "_LINGER_S", 0.2)
+    a, b = source.root_of["a"], source.root_of["b"]
+    async with Versions(source, "cpu", "class") as versions:
+        versions.want([a])
+        pins: list[Pin] = await asyncio.gather(versions.pin(b, soon()), versions.pin(b, soon()))
+        assert pins[0].version.pins == 2
+        for pin in pins:
+            pin.release()
+        await until(lambda: b not in versions.roots)
+        assert a in versions.roots
+
+
+async def test_a_deleted_version_does_not_linger(source: LocalSource) -> None:
+    a, b = source.root_of["a"], source.root_of["b"]
+    async with Versions(source, "cpu", "class") as versions:
+        versions.want([a])
+        (await versions.pin(b, soon())).release()
+        versions.forget(b)
+        await until(lambda: versions.roots == (a,))
+
+
+async def test_what_can_not_be_had_is_root_gone_and_disturbs_nothing(source: LocalSource) -> None:
+    a = source.root_of["a"]
+    async with Versions(source, "cpu", "class") as versions:
+        versions.want([a])
+        await versions.first()
+        for number in range(40):
+            with pytest.raises(RootGone):
+                await versions.pin(number.to_bytes(32, "big"), soon())
+        with pytest.raises(RootGone):  # its pages are of another shape than this worker's
+            await versions.pin(source.root_of["larger"], soon())
+        assert versions.roots == (a,)
+        (await versions.pin(a, soon())).release()
+
+
+async def test_a_load_that_takes_too_long_is_root_gone_and_goes_on(source: LocalSource) -> None:
+    gate = asyncio.Event()
+    load_tensors = source.tensors
+
+    async def slow(*args: Any, **options: Any) -> Any:
+        await gate.wait()
+        return await load_tensors(*args, **options)
+
+    source.tensors = slow  # type: ignore[method-assign]
+    a = source.root_of["a"]
+    async with Versions(source, "cpu", "class") as versions:
+        with pytest.raises(RootGone):
+            await versions.pin(a, Deadline.after(0.05))
+        gate.set()
+        (await versions.pin(a, soon())).release()
+
+
+async def test_too_many_wishes_at_once_are_refused(source: LocalSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "_MOST_WISHES", 2)
+
+    async def never(*args: Any, **options: Any) -> Any:
+        await asyncio.Event().wait()
+
+    source.manifest = never  # type: ignore[method-assign]
+    async with Versions(source, "cpu", "class") as versions:
+        for number in range(2):
+            with pytest.raises(RootGone, match="not loaded"):
+                await versions.pin(bytes([number]) * 32, Deadline.after(0.01))
+        with pytest.raises(RootGone, match="too many"):
+            await versions.pin(bytes([9]) * 32, soon())
+
+
+async def test_a_wanted_version_is_tried_again_until_it_can_be_had(source: LocalSource) -> None:
+    tries = 0
+    manifest = source.manifest
+
+    async def flaky(*args: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise Unavailable("no param-server yet")
+        return await manifest(*args)
+
+    source.manifest = flaky  # type: ignore[method-assign]
+    async with Versions(source, "cpu", "class") as versions:
+        versions.want([source.root_of["a"]])
+        await until(lambda: "no param-server yet" in versions.detail)
+        await versions.first()
+        assert (tries, versions.detail) == (3, "")
+
+
+async def test_unchanged_layers_are_shared_between_versions(source: LocalSource) -> None:
+    a = source.root_of["a"]
+    async with Versions(source, "cpu", "class") as versions:
+        versions.want([a])
+        first = await versions.first()
+        asked: list[Any] = []
+        tensors = source.tensors
+
+        async def noting(root: bytes, ctx: Any, names: Any = None, *, progress: Any = None) -> Any:
+            asked.append(names)
+            return await tensors(root, ctx, names, progress=progress)
+
+        source.tensors = noting  # type: ignore[method-assign]
+        twin = b"t" * 32
+        source.manifests[twin], source._checkpoints[twin] = source.manifests[a], source._checkpoints[a]
+        with await versions.pin(twin, soon()) as pin:
+            assert asked == [()]
+            assert pin.version.model.layers[0] is first.model.layers[0]
+            assert pin.version.scope == first.scope
