@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from opentelemetry import propagate
@@ -51,16 +52,13 @@ def request_headers(ctx: RequestContext, trace: Context | None = None) -> dict[s
 
 
 def read_context(headers: Mapping[str, str]) -> RequestContext:
-    """Raises InvalidRequest for a deadline that is no number, or an overlong id."""
-    try:
-        wall = headers.get(DEADLINE)
-        budget = headers.get(BUDGET)
-        if wall is None:
-            deadline = Deadline.after(DEFAULT_DEADLINE_S if budget is None else _finite(budget) / 1e3)
-        else:
-            deadline = Deadline.from_wire(int(wall), None if budget is None else _finite(budget))
-    except (ValueError, OverflowError):
-        raise InvalidRequest("the deadline in the headers is not a number", param=DEADLINE) from None
+    """Raises InvalidRequest for a deadline or budget that is no number, and for an overlong id or tenant."""
+    wall_ns = _number(headers, DEADLINE)
+    budget_ms = _number(headers, BUDGET)
+    if wall_ns is not None:
+        deadline = Deadline.from_wire(int(wall_ns), budget_ms)
+    else:
+        deadline = Deadline.after(DEFAULT_DEADLINE_S if budget_ms is None else budget_ms / 1e3)
     tenant = decode_token(headers.get(TENANT, "")) or "anonymous"
     request_id = headers.get(REQUEST_ID) or new_id()
     for header, name in ((TENANT, tenant), (REQUEST_ID, request_id)):
@@ -89,8 +87,14 @@ def encode_error(error: BaseException) -> bytes:
     return encode(WireError.of(error))
 
 
-def _finite(text: str) -> float:
-    value = float(text)
-    if not abs(value) < 1e15:  # NaN too
-        raise ValueError(text)
+def _number(headers: Mapping[str, str], name: str) -> float | None:
+    text = headers.get(name)
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not abs(value) < 1e20:  # NaN too
+        raise InvalidRequest(f"{text[:40]!r} is no such number", param=name)
     return value

@@ -80,10 +80,14 @@ async def test_a_pause_of_the_sender_is_no_loss(bus_pair: BusPair, monkeypatch: 
 async def test_the_sender_s_error_reaches_the_reader(bus_pair: BusPair) -> None:
     async with bus_pair.client.bulk.receive() as incoming:
         reader = asyncio.create_task(read(incoming))
-        with pytest.raises(RootGone):
+
+        async def send() -> None:
             async with bus_pair.server.bulk.send(address_of(bus_pair, incoming), soon()) as out:
                 await out.item(BlockHead(0), b"x")
                 raise RootGone("dropped it")
+
+        with pytest.raises(RootGone):
+            await send()
         with pytest.raises(RootGone, match="dropped it"):
             await reader
 
@@ -192,10 +196,14 @@ async def test_deadlines_end_both_sides(bus_pair: BusPair) -> None:
     async with bus_pair.client.bulk.receive() as incoming:
         with pytest.raises(DeadlineExceeded):
             await anext(incoming.items(BlockHead, soon(0.1)))
-        with pytest.raises(DeadlineExceeded):
+
+        async def send() -> None:
             async with bus_pair.server.bulk.send(address_of(bus_pair, incoming), soon(0.2)) as out:
                 while True:
                     await out.item(BlockHead(0), b"x")
+
+        with pytest.raises(DeadlineExceeded):
+            await send()
 
 
 async def test_silence_is_given_up(bus_pair: BusPair, unique: Unique, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from pdbus.errors import (
 )
 from pdbus.messages.router import InferReply, InferRequest
 from pdbus.messages.workers import Resend, ResendReply
-from pdbus.subjects import DECODE_RESEND, INFER
+from pdbus.subjects import DECODE_RESEND, INFER, To
 from tests.support.nats import BusPair
 
 Unique = Callable[[str], str]
@@ -362,12 +362,17 @@ async def test_draining_finishes_what_runs(bus_pair: BusPair, unique: Unique) ->
     await running.wait()
     drain = asyncio.create_task(registration.drain(Deadline.after(5)))
     with pytest.raises(Unavailable):
-        while True:  # until the intake is closed; what comes in before is served
-            with suppress(DeadlineExceeded):
-                await bus_pair.client.call(to, ASK, soon(0.05))
+        await ask_until_refused(bus_pair, to)
     release.set()
     await drain
     assert await call == ResendReply("finished")
+
+
+async def ask_until_refused(pair: BusPair, to: To[Resend, ResendReply]) -> None:
+    """What comes in before the intake is closed is served, by a handler that is stuck here."""
+    while True:
+        with suppress(DeadlineExceeded):
+            await pair.client.call(to, ASK, soon(0.05))
 
 
 async def raw_request(pair: BusPair, subject: str, data: bytes, headers: dict[str, str]) -> Raw:

@@ -98,13 +98,17 @@ async def test_a_link_that_loses_everything_is_given_up_on_both_sides() -> None:
     await target.start()
     async with target.receive() as incoming:
         items = incoming.items(BlockHead, Deadline.after(10))
-        with pytest.raises(Unavailable):
-            subject = TRANSFER.name(address=target.address, stream=incoming.stream)
+        subject = TRANSFER.name(address=target.address, stream=incoming.stream)
+
+        async def send() -> None:
             async with source.send(subject, Deadline.after(10)) as out:
                 await out.item(BlockHead(0), b"x")
                 await anext(items)
                 sender.lose = 1.0
                 while True:
                     await out.item(BlockHead(1), b"x")
+
+        with pytest.raises(Unavailable):
+            await send()
         with pytest.raises(Unavailable):
             await anext(items)
