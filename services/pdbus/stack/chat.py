@@ -34,7 +34,8 @@ class Refused(PdbusError):
 class Chat:
     """Keeps the messages of one conversation."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, temperature: float = 0.2) -> None:
+        self._temperature = temperature
         parts = urlsplit(url if "://" in url else f"http://{url}")
         self._secure = parts.scheme == "https"
         self._host = parts.netloc
@@ -58,7 +59,11 @@ class Chat:
 
         Raises Refused or Unavailable; then the conversation is as before."""
         asked = [*self._messages, {"role": "user", "content": prompt}]
-        answer = self._retried("POST", "/v1/chat/completions", {"model": self.model, "messages": asked, "stream": True})
+        answer = self._retried(
+            "POST",
+            "/v1/chat/completions",
+            {"model": self.model, "messages": asked, "stream": True, "temperature": self._temperature},
+        )
         said: list[str] = []
         try:
             with closing(answer):

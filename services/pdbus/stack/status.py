@@ -39,7 +39,8 @@ async def look(target: Target) -> Status:
     async with attached(target) as bus, Fleet(bus) as fleet, HistoryFollower(bus, target.model) as follower:
         await asyncio.gather(asyncio.sleep(_LISTEN_S), follower.caught_up(Deadline.after(_LOG_S)))
         living = [card for card in fleet.cards() if fleet.state(card.id) != "dead"]
-        return Status(target.model, target.nats_url, tuple(sorted(living, key=lambda card: (card.service, card.id))), follower.history)
+        cards = tuple(sorted(living, key=lambda card: (card.service, card.id)))
+        return Status(target.model, target.nats_url, cards, follower.history)
 
 
 def as_json(status: Status) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def show(status: Status, console: Console) -> None:
             " ".join(sorted(names)),
             *((commit.precision, commit.author, commit.message) if commit else ("", "", "")),
         )
-    console.print(f"\n[bold]{status.model}[/] on {status.nats_url}", versions)
+    console.print(f"\n[bold]{status.model}[/]", versions)
 
 
 def _whole(title: str) -> Column:
