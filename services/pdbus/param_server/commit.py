@@ -69,14 +69,16 @@ class LogWriter:
         while self._server not in self._follower.history.members:
             await self._append(LogEntry(member=Member(self._server, "join")), None, deadline)
 
-    async def commit(self, manifest: Manifest, store: BlockStore, message: str, deadline: Deadline) -> None:
+    async def commit(
+        self, manifest: Manifest, store: BlockStore, message: str, precision: str, deadline: Deadline
+    ) -> None:
         """Commits the checkpoint's manifest if the wish is new, and remembers it in the store's folder."""
         remembered = _Wish(store.folder)
         tx = new_id()
         while is_new_wish(history := self._follower.history, manifest.root, remembered.read()):
             parent = store.manifest(history.newest) if history.newest else None
             layers = changed_layers(manifest, parent)
-            commit = Commit(tx, manifest.root, history.newest, self._author, message, layers)
+            commit = Commit(tx, manifest.root, history.newest, self._author, message, layers, precision)
             await self._append(LogEntry(commit=commit), self._follower.seq, deadline)
         remembered.write(manifest.root)
 

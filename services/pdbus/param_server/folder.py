@@ -1,8 +1,9 @@
 """The folder of a block store: who may use it, and what is remembered beside the packs.
 
-lock            held (flock) while a server uses the folder
-store.json      what the folder is: format and model
-checkpoint.json what was last read from a checkpoint
+lock             held (flock) while a server uses the folder; the kernel frees it when the process dies
+store.json       what the folder is: format and model
+checkpoint.json  which checkpoint was read last (its files), and the root that it yielded
+wish.json        the root that this server last asked the log for (commit.py)
 """
 
 from __future__ import annotations

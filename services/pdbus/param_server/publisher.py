@@ -12,7 +12,7 @@ from pdbus.context import Deadline
 from pdbus.errors import PdbusError
 from pdbus.messages.common import Digest
 from pdbus.messages.presence import Card
-from pdbus.param_server.commit import LogWriter, ref_is_due
+from pdbus.param_server.commit import REF, LogWriter, ref_is_due
 from pdbus.peers.history import HistoryFollower
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,8 @@ class Publisher:
     async def _publish(self) -> None:
         if ref_is_due(self._follower.history, self._root, self._workers("prefill"), self._workers("decode")):
             await self._writer.move_ref(self._root, Deadline.after(_APPEND_S))
-            log.info("version %s is stable", self._root.hex()[:12])
+            if self._follower.history.refs.get(REF) == self._root:
+                log.info("version %s is %s", self._root.hex()[:12], REF)
 
     def _workers(self, service: str) -> list[Card]:
         return [card for card in self._fleet.live(service) if card.model == self._model]

@@ -99,7 +99,8 @@ class ParamServerService(Service[ParamServerSettings]):
         duties = self._upkeep.duties()
         manifest = await checkpoint.manifest(lambda shard, _: shard in duties, share=len(duties) / SHARDS)
         message = f"checkpoint {checkpoint.name}"
-        await self._writer.commit(manifest, self._store, message, Deadline.after(_LOG_S))
+        precision = self.settings.precision
+        await self._writer.commit(manifest, self._store, message, precision, Deadline.after(_LOG_S))
         self._repair.checkpoint, self._repair.checkpoint_root = checkpoint, manifest.root
         publisher = Publisher(self.settings.model, manifest.root, self._writer, self._follower, self._fleet)
         await life.enter_async_context(publisher)

@@ -30,8 +30,8 @@ PARALLEL = 4
 """Transfers at a time: half of the streams that a process may receive."""
 BATCH_BLOCKS = 256
 """Blocks asked for at once: 64 MiB, as a rule."""
-REPLY_S = 30.0
-"""A source may have others to serve first."""
+REPLY_S = 4.0
+"""A source that lets a reader wait longer has died since it was asked, hangs, or has too many others to serve."""
 STALL_S = 4.0
 """Without a block for so long, a source is given up."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
@@ -111,7 +111,10 @@ class BlockFetcher:
         asked = tuple(left.values())
         async with self._bus.bulk.receive(ctx.deadline) as incoming:
             request = BlocksRequest(tuple(want.digest for want in asked), self._bus.bulk.address, incoming.stream)
-            reply = await self._bus.call(source, request, ctx.within(REPLY_S))
+            try:
+                reply = await self._bus.call(source, request, ctx.within(REPLY_S))
+            except DeadlineExceeded as error:
+                raise _Broken(error.message) from error
             try:
                 await self._take(incoming, _coming(asked, reply), left, sink, ctx.deadline)
             except (PdbusError, TimeoutError) as error:
@@ -146,7 +149,7 @@ class BlockFetcher:
 
 
 class _Broken(Unavailable):
-    """The source answered, but its stream can't be trusted or did not come to its end."""
+    """The source is silent, or its stream can't be trusted or did not come to its end."""
 
 
 class _SinkFailed(Exception):

@@ -102,6 +102,8 @@ class HistoryFollower:
                     self._tell()
             except PdbusError as error:
                 log.warning("the change log can't be read, trying again: %s", error.message)
+            except Exception:
+                log.exception("following the change log failed, trying again")
             self._follower = None
             await asyncio.sleep(_RETRY_S)
 

@@ -88,6 +88,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks_module, "STALL_S", 0.3)
+    monkeypatch.setattr(blocks_module, "REPLY_S", 0.3)
 
 
 def ctx(seconds: float = 20.0) -> RequestContext:
@@ -197,6 +198,25 @@ async def test_a_bad_server_costs_time_but_never_a_wrong_byte(house: House, beha
     assert same(await reader.tensors(ROOT, ctx()))
     assert await reader.meta(ROOT, ctx()) == META
     assert asked
+
+
+async def test_a_server_that_takes_requests_and_never_answers_is_asked_last(house: House) -> None:
+    silent, asked = await house.bus(), []
+
+    async def never(message: BlocksRequest, ctx: RequestContext) -> BlocksReply:
+        asked.append(message)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    await silent.serve(WEIGHT_BLOCKS_OF(model=MODEL, server="silent"), never)
+    for shard in range(SHARDS):
+        await silent.serve(WEIGHT_BLOCKS(model=MODEL, shard=str(shard)), never)
+    await house.server("good")
+    reader = await house.reader("silent", "good")
+    manifest = await reader.manifest(ROOT, ctx())
+    asked.clear()
+    assert same(await reader.tensors(manifest.root, ctx()))
+    assert len(asked) <= 2 * blocks_module.PARALLEL
 
 
 async def test_with_only_bad_servers_the_reader_fails_and_says_why(house: House) -> None:
