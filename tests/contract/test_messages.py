@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from contextlib import suppress
 from typing import Any
 
 import msgpack
@@ -147,12 +148,8 @@ def test_garbage_is_an_invalid_request_or_a_message(cls: type[Any], data: st.Dat
         | WIRE.map(msgpack.packb)
         | st.dictionaries(st.sampled_from(names), WIRE, max_size=len(names)).map(msgpack.packb)
     )
-    try:
-        message = decode(cls, garbage)
-    except InvalidRequest as error:
-        assert error.message
-    else:
-        assert isinstance(message, cls)
+    with suppress(InvalidRequest):
+        assert isinstance(decode(cls, garbage), cls)
 
 
 @pytest.mark.parametrize("cls", WIRE_TYPES, ids=lambda cls: cls.__qualname__)
@@ -163,10 +160,8 @@ def test_a_damaged_message_is_an_invalid_request_or_a_message(cls: type[Any], da
     at = data.draw(st.integers(0, len(wire) - 1))
     wire[at] = data.draw(st.integers(0, 255))
     for garbage in (bytes(wire), bytes(wire[:at])):
-        try:
-            decode(cls, garbage)
-        except InvalidRequest as error:
-            assert error.message
+        with suppress(InvalidRequest):
+            assert isinstance(decode(cls, garbage), cls)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from pdbus.messages.changelog import LogEntry, Ref
 from pdbus.messages.invalidator import DueDelete
 from pdbus.stack.nats_server import embedded_nats
 from pdbus.subjects import CANCEL, CHANGELOG, DELETES
-from tests.support.waiting import until
+from tests.support.until import until
 
 Unique = Callable[[str], str]
 

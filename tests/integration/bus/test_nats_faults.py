@@ -21,7 +21,7 @@ from pdbus.messages.bulk import BlockHead
 from pdbus.messages.workers import Cancel, Resend, ResendReply
 from pdbus.stack.nats_server import EmbeddedNats, embedded_nats
 from pdbus.subjects import CANCEL, DECODE_RESEND, TRANSFER
-from tests.support.waiting import until
+from tests.support.until import until
 
 Unique = Callable[[str], str]
 ASK = Resend("r", 0, 1, 0)
@@ -216,6 +216,7 @@ async def test_a_restarted_server_finds_everybody_again(tmp_path: Path, unique: 
 
 async def test_bulk_survives_a_lost_connection(bus: Bus, nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk_frames, "SILENCE_S", 0.1)
+    monkeypatch.setattr(bulk_frames, "SILENCES", 50)
     body = os.urandom(100_000)
     async with connect(nats_url, name="other") as other, bus.bulk.receive() as incoming:
 
