@@ -79,7 +79,7 @@ def show(status: Status, console: Console) -> None:
             " ".join(sorted(names)),
             *((commit.precision, commit.author, commit.message) if commit else ("", "", "")),
         )
-    console.print(f"\n[bold]{status.model}[/]", versions)
+    console.print(f"\n[bold]{status.model}[/] on {status.nats_url}", versions)
 
 
 def _whole(title: str) -> Column:
