@@ -63,7 +63,8 @@ class Version:
     root: Digest
     config: ModelConfig
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    template: ChatTemplate | InvalidRequest
+    """Or why there is none."""
     stop_ids: tuple[int, ...]
     tensors: Mapping[str, Digest]
     """Digests of the weights."""
@@ -179,9 +180,18 @@ def build_version(root: Digest, meta: Mapping[str, bytes], tensors: Mapping[str,
         raise InvalidRequest(f"the version lacks the file {error}") from None
     except ValueError as error:
         raise InvalidRequest(f"a file of the version is not JSON: {error}") from None
-    source = meta.get("chat_template.jinja")
-    template = ChatTemplate(source.decode(), tokenizer.special_texts) if source else None
+    template = _template(meta.get("chat_template.jinja"), tokenizer)
     return Version(root, config, tokenizer, template, ends, dict(tensors))
+
+
+def _template(source: bytes | None, tokenizer: Tokenizer) -> ChatTemplate | InvalidRequest:
+    """A version whose template can't be used still serves completions."""
+    if not source:
+        return InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
+    try:
+        return ChatTemplate(source.decode("utf-8", "replace"), tokenizer.special_texts)
+    except InvalidRequest as error:
+        return error
 
 
 def _succeeded(load: asyncio.Task[Version]) -> bool:

@@ -54,8 +54,8 @@ def most_tokens(request: GenerateRequest, prompt: Encoded, version: Version) -> 
 def _encode_all(request: GenerateRequest, version: Version) -> Iterable[Encoded]:
     if request.endpoint == "completions":
         return (_encode(prompt, version, special=True) for prompt in request.prompts)
-    if version.template is None:
-        raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
+    if isinstance(version.template, InvalidRequest):
+        raise InvalidRequest(version.template.message, param="messages")
     return [_encode(version.template.render(request.messages), version, special=False)]
 
 
