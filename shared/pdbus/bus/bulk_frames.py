@@ -27,6 +27,10 @@ SILENCE_S = 2.0
 SILENCES = 3
 """After so many in a row the other side is given up."""
 
+NOBODY_S = 1.0
+"""A receiver that was there and has no connection for so long is gone: to make a new one takes less."""
+NOBODY_PROBE_S = 0.1
+
 VERSION = 1
 ITEM_FIRST = 1
 ITEM_LAST = 2

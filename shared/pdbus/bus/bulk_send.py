@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Iterator
 
@@ -33,6 +34,9 @@ class Outgoing:
         self._window = frames.FIRST_WINDOW_FRAMES
         self._news = asyncio.Event()
         self._error: PdbusError | None = None
+        self._met = False
+        """The receiver has given credit."""
+        self._nobody_since: float | None = None
 
     async def item(self, head: object, body: Buffer) -> None:
         """Sends one item; waits while the receiver is a window behind. `body` must not change until the stream ends.
@@ -63,13 +67,20 @@ class Outgoing:
             return
         while self._unacknowledged and self._unacknowledged[0].sequence < credit.received:
             self._unacknowledged.popleft()
+        self._met = True
+        self._nobody_since = None
         self._window = max(1, min(credit.window, frames.WINDOW_FRAMES))
         self._news.set()
         if credit.resend:
             self._resend()
 
     def on_nobody(self) -> None:
-        self.fail(Unavailable(f"nobody receives bulk frames at {self.subject}"))
+        """The broker knows no subscriber: a receiver never met isn't there, one that was may be reconnecting."""
+        now = time.monotonic()
+        self._nobody_since = self._nobody_since or now
+        if not self._met or now - self._nobody_since > frames.NOBODY_S:
+            self.fail(Unavailable(f"nobody receives bulk frames at {self.subject}"))
+        self._news.set()
 
     def fail(self, error: PdbusError) -> None:
         self._error = self._error or error
@@ -103,6 +114,9 @@ class Outgoing:
                 async with self._deadline.within(frames.SILENCE_S).timeout():
                     await self._news.wait()
                 silences = 0
+                if self._nobody_since:
+                    await asyncio.sleep(frames.NOBODY_PROBE_S)
+                    self._probe()
             except TimeoutError:
                 if self._deadline.passed:
                     raise DeadlineExceeded(f"bulk frames to {self.subject} were not taken in time") from None
@@ -118,7 +132,8 @@ class Outgoing:
     def _probe(self) -> None:
         """A frame that the receiver knows makes it tell where it is; one that it lacks makes it ask for the rest."""
         with contextlib.suppress(Unavailable):
-            self._emit(self._unacknowledged[0])
+            if self._unacknowledged:
+                self._emit(self._unacknowledged[0])
 
     def _resend(self) -> None:
         alive = Frame(frames.ALIVE, self._next, self._number, 0, b"", b"")

@@ -24,8 +24,14 @@ _WHERE = re.compile(r"(?P<what>.*) - at `\$\.?(?P<field>.*)`", re.DOTALL)
 
 
 def encode(message: object) -> bytes:
-    """The wire form of a message dataclass."""
-    packed: bytes = msgpack.packb(msgspec.to_builtins(message, builtin_types=(bytes,)))
+    """The wire form of a message dataclass.
+
+    Raises InvalidRequest for values of the right type that the wire can't carry: an integer beyond 64 bits, half a
+    surrogate pair, nesting beyond any sense. They come from callers' JSON."""
+    try:
+        packed: bytes = msgpack.packb(msgspec.to_builtins(message, builtin_types=(bytes,)))
+    except (OverflowError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"a value can't be sent: {error or type(error).__name__}") from None
     return packed
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any
@@ -30,23 +29,16 @@ import nats.aio.client
 import nats.aio.transport
 import nats.errors
 
-from pdbus.bus.transport import NO_HEADERS, STATUS, Buffer, Callback, Raw
-from pdbus.errors import TooLarge, Unavailable
+from pdbus.bus.nats_wire import Outbox, publish, read_headers
+from pdbus.bus.transport import NO_HEADERS, Buffer, Callback, Raw
+from pdbus.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
 PING_EVERY_S = 1.0
 SILENT_PINGS = 3
+BARRIER_S = 10.0
 READ_BYTES = 1 << 20
-FLUSH_BYTES = 256 << 10
-"""So much is written out at once; less is written when the loop comes round, in one go."""
-HIGH_WATER_BYTES = 2 << 20
-STALLED_S = 10.0
-"""Longest wait for a full socket; the server cuts a slow reader off after as long."""
-SMALL_PART_BYTES = 16 << 10
-
-_END = b"\r\n"
-_UNSENDABLE = re.compile("[^!-~]")
 
 
 class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is untyped
@@ -57,9 +49,7 @@ class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is
         self._on_lost = on_lost
         self._over = False
         self._callbacks: dict[int, Callback] = {}
-        self._out: list[Buffer] = []
-        self._out_bytes = 0
-        self._write_due = False
+        self._out = Outbox(lambda: self._transport._io_writer)
         self._reads = 0
 
     async def dial(self, servers: Sequence[str], name: str) -> None:
@@ -78,7 +68,7 @@ class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is
             self._over = True
             self._abort()
             raise
-        self._transport._io_writer.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        self._out.open()
 
     @property
     def alive(self) -> bool:
@@ -90,60 +80,13 @@ class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is
         """Queues one message. Raises TooLarge, Unavailable."""
         if self._over or not self.is_connected:
             raise Unavailable("there is no connection to NATS")
-        block = _header_block(headers) if headers else b""
-        size = len(block) + sum(map(len, parts))
-        if size > self._max_payload:
-            raise TooLarge(f"a message of {size} bytes to {subject}; the server takes {self._max_payload}")
-        if not subject or _UNSENDABLE.search(subject) or _UNSENDABLE.search(reply):
-            raise ValueError(f"{subject!r} (reply to {reply!r}) can't be sent to")
-        target = f"{subject} {reply}" if reply else subject
-        if block:
-            self._put(f"HPUB {target} {len(block)} {size}\r\n".encode(), block, *parts, _END)
-        else:
-            self._put(f"PUB {target} {size}\r\n".encode(), *parts, _END)
+        self._out.put(*publish(subject, parts, reply, headers, self._max_payload))
 
     async def writable(self) -> None:
         """Waits while the socket takes no more. Raises Unavailable."""
         if self._over:
             raise Unavailable("the connection to NATS broke")
-        if self._out_bytes >= FLUSH_BYTES:
-            self._write_out()
-        writer = self._transport._io_writer
-        if writer.transport.get_write_buffer_size() < HIGH_WATER_BYTES:
-            return
-        try:
-            async with asyncio.timeout(STALLED_S):
-                await writer.drain()
-        except TimeoutError:
-            raise Unavailable("the connection to NATS takes no data") from None
-        except OSError as error:
-            raise Unavailable(f"the connection to NATS broke ({error})") from None
-
-    def _put(self, *parts: Buffer) -> None:
-        self._out.extend(parts)
-        self._out_bytes += sum(map(len, parts))
-        if not self._write_due:
-            self._write_due = True
-            asyncio.get_running_loop().call_soon(self._write_out)
-
-    def _write_out(self) -> None:
-        """Small parts are joined, large ones handed over as they are: no copy of a bulk body is made here."""
-        self._write_due = False
-        parts, self._out, self._out_bytes = self._out, [], 0
-        if self._over or not parts:
-            return
-        write = self._transport._io_writer.transport.write
-        small: list[Buffer] = []
-        for part in parts:
-            if len(part) < SMALL_PART_BYTES:
-                small.append(part)
-                continue
-            if small:
-                write(b"".join(small))
-                small = []
-            write(part)
-        if small:
-            write(b"".join(small))
+        await self._out.writable()
 
     # Subscriptions ---------------------------------------------------------------------------------------------------
 
@@ -151,18 +94,18 @@ class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is
         """Subscribes; returns the number by which to `unlisten` and `forget`."""
         self._sid += 1
         self._callbacks[self._sid] = callback
-        self._put(f"SUB {subject} {queue} {self._sid}\r\n".encode())
+        self._out.put(f"SUB {subject} {queue} {self._sid}\r\n".encode())
         return int(self._sid)
 
     def unlisten(self, number: int) -> None:
         """Ends the interest; what is on its way is still delivered until `forget`."""
         if not self._over:
-            self._put(f"UNSUB {number}\r\n".encode())
+            self._out.put(f"UNSUB {number}\r\n".encode())
 
     def forget(self, number: int) -> None:
         self._callbacks.pop(number, None)
 
-    async def barrier(self, timeout_s: float = STALLED_S) -> None:
+    async def barrier(self, timeout_s: float = BARRIER_S) -> None:
         """Returns when the server has handled all that was sent before. Raises Unavailable."""
         if self._over:
             raise Unavailable("there is no connection to NATS")
@@ -218,6 +161,7 @@ class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is
 
     def _end(self, error: Exception) -> None:
         self._over = True
+        self._out.close()
         self._status = self.CLOSED
         self._abort()
         for waiting in (*self._pongs, *self._resp_map.values()):
@@ -269,7 +213,7 @@ class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is
 
     async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
         self._pongs.append(future or asyncio.get_running_loop().create_future())
-        self._put(b"PING\r\n")
+        self._out.put(b"PING\r\n")
 
     async def _process_pong(self) -> None:
         if self._pongs:
@@ -287,37 +231,15 @@ class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is
         self.lost(e)
 
     async def _send_command(self, cmd: bytes, priority: bool = False) -> None:
-        self._put(cmd)
+        self._out.put(cmd)
 
     async def _flush_pending(self, force_flush: bool = False) -> None:
         if force_flush:
             await self.writable()
 
     async def _flusher(self) -> None:
-        """Nothing to do: writing is `_write_out`'s. nats-py wants a living task of this name."""
+        """Nothing to do: writing is the outbox's. nats-py wants a living task of this name."""
         await asyncio.get_running_loop().create_future()
-
-
-def read_headers(block: bytes) -> dict[str, str]:
-    """Names in lower case; the status of the first line under `status`. Never raises."""
-    first, *lines = block.split(_END)
-    status = first[8:].strip()[:3]
-    found = {STATUS: status.decode("ascii", "replace")} if status else {}
-    for line in lines:
-        name, colon, value = line.partition(b":")
-        if colon:
-            found[name.strip().lower().decode("ascii", "replace")] = value.strip().decode("utf-8", "replace")
-    return found
-
-
-def _header_block(headers: Mapping[str, str]) -> bytes:
-    """Raises ValueError for a line end in a value: it would begin a header, or a command, of the sender's choice."""
-    status = headers.get(STATUS)
-    lines = [f"NATS/1.0 {status}" if status else "NATS/1.0"]
-    lines += [f"{name}: {value}" for name, value in headers.items() if name != STATUS]
-    if any("\r" in line or "\n" in line for line in lines):
-        raise ValueError("a header value holds a line end")
-    return "\r\n".join([*lines, "", ""]).encode()
 
 
 async def _note(error: Exception) -> None:

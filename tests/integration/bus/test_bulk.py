@@ -152,6 +152,27 @@ async def test_frames_to_nobody_fail_at_once(bus_pair: BusPair, unique: Unique) 
             await out.item(BlockHead(0), b"x")
 
 
+async def test_a_receiver_that_goes_for_good_is_given_up_soon(bus_pair: BusPair, unique: Unique) -> None:
+    at = f"test.{unique('bulk')}"
+    port = bus_pair.client.bulk
+    subscription = await bus_pair.client.transport.subscribe(at, port._on_frame)
+    async with port.receive_at(at) as incoming:
+        items = incoming.items(BlockHead, soon())
+
+        async def send() -> None:
+            async with bus_pair.server.bulk.send(at, soon(60)) as out:
+                await out.item(BlockHead(0), b"x")
+                await anext(items)
+                await subscription.close()
+                while True:
+                    await out.item(BlockHead(1), b"x")
+
+        started = asyncio.get_running_loop().time()
+        with pytest.raises(Unavailable, match="nobody"):
+            await send()
+        assert asyncio.get_running_loop().time() - started < 3
+
+
 async def test_frames_to_an_unknown_stream_are_refused(bus_pair: BusPair, unique: Unique) -> None:
     worker = unique("d")
     await bus_pair.client.bulk.listen(KV.name(worker=worker, session=ANY, attempt=ANY))

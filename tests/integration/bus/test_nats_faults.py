@@ -113,7 +113,7 @@ async def test_a_connection_that_breaks_is_rebuilt_with_its_subscriptions(
     if break_it == "reader dies":
         broken._reading_task.cancel()
     elif break_it == "protocol error":
-        broken._put(b"NONSENSE\r\n")
+        broken._out.put(b"NONSENSE\r\n")
     else:
         broken._transport._io_writer.transport.abort()
     await until(lambda: not broken.alive)

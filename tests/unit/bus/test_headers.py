@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdbus.bus import headers
-from pdbus.bus.nats_client import _header_block, read_headers
+from pdbus.bus.nats_wire import header_block, read_headers
 from pdbus.bus.transport import Raw
 from pdbus.context import Deadline, RequestContext
 from pdbus.errors import Corrupt, InvalidRequest, StaleAttempt, Unavailable, WireError
@@ -22,7 +22,8 @@ def test_a_context_comes_back_and_its_deadline_never_later(seconds: float, tenan
     ctx = RequestContext(Deadline.after(seconds), "id-1", tenant)
     read = headers.read_context(headers.request_headers(ctx))
     assert (read.request_id, read.tenant) == ("id-1", tenant)
-    assert ctx.deadline.remaining_s - 0.1 < read.deadline.remaining_s <= ctx.deadline.remaining_s + 0.001
+    # Never later, but for the moment that may pass between two looks at the clocks of a busy machine.
+    assert -2 < read.deadline.at_monotonic_s - ctx.deadline.at_monotonic_s < 0.1
 
 
 @pytest.mark.parametrize(("wall_s", "budget_s"), [(2, 50), (50, 2)])
@@ -69,7 +70,7 @@ VALUES = st.text(st.characters(min_codepoint=33, exclude_categories=["Cs", "Zs",
 
 @given(st.dictionaries(NAMES, VALUES))
 def test_a_header_block_is_read_as_it_was_written(written: dict[str, str]) -> None:
-    assert read_headers(_header_block(written)) == written
+    assert read_headers(header_block(written)) == written
 
 
 @given(st.binary(max_size=200))
