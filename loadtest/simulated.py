@@ -55,6 +55,8 @@ class Behaviour:
     """Output index at which an attempt fails, retryably."""
     mute: bool = False
     """Accepts, and computes nothing."""
+    deaf_cancels: int = 0
+    """So many cancel events get lost on their way here."""
 
 
 @dataclass(slots=True)
@@ -86,6 +88,8 @@ class SimulatedWorker:
         self._cancelled: dict[tuple[str, int | None], int] = {}
         self._work = asyncio.Event()
         self._stack = AsyncExitStack()
+        self._presence = Presence(bus, self._card)
+        self._hung = False
 
     @property
     def held(self) -> int:
@@ -114,7 +118,7 @@ class SimulatedWorker:
         await self._stack.enter_async_context(await bus.subscribe(CANCEL(), self._on_cancel))
         steps = asyncio.create_task(self._steps())
         self._stack.push_async_callback(_end, steps)
-        await self._stack.enter_async_context(Presence(bus, self._card))
+        await self._stack.enter_async_context(self._presence)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -124,6 +128,12 @@ class SimulatedWorker:
         """At once, and without a word: nobody serves its subjects, and its cards stop coming."""
         await self._stack.aclose()
         self._running.clear()
+
+    async def hang(self) -> None:
+        """Stops as under SIGSTOP: its subjects are there, and nothing is answered or published any more."""
+        self.behaviour.tamper = lambda frame: ()
+        self._hung = True
+        await self._presence.__aexit__(None, None, None)
 
     def begin(self, ticket: Ticket) -> None:
         """The ticket's KV is here."""
@@ -164,6 +174,8 @@ class SimulatedWorker:
         return Accepted(self.id, self._incarnation, len(self._running))
 
     async def _on_resend(self, message: Resend, ctx: RequestContext) -> ResendReply:
+        if self._hung:
+            await asyncio.sleep(ctx.deadline.remaining_s)
         self.resends += 1
         session = f"{message.request_id}-{message.choice}"
         reply = self._outbox.resend(message)
@@ -172,6 +184,9 @@ class SimulatedWorker:
 
     async def _on_cancel(self, message: Cancel) -> None:
         if self.id not in message.holders:
+            return
+        if self.behaviour.deaf_cancels and message.reason != "finished":
+            self.behaviour.deaf_cancels -= 1
             return
         scope = (message.request_id, message.choice)
         self._cancelled[scope] = max(message.attempt, self._cancelled.get(scope, 0))
