@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
 
 from pdbus.bus import bulk_frames as frames
@@ -47,7 +47,7 @@ class Incoming:
     def taken(self) -> int:
         return self._taken
 
-    async def items(self, head_type: type[H], deadline: Deadline) -> AsyncIterator[tuple[H, Buffer]]:
+    async def items(self, head_type: type[H], deadline: Deadline) -> AsyncGenerator[tuple[H, Buffer], None]:
         """Each item's checked head and its body (a view or a bytearray) until the sender's end.
 
         Raises what the sender gave up with, Unavailable when it falls silent, DeadlineExceeded, Corrupt."""
