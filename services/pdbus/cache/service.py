@@ -24,6 +24,8 @@ from pdbus.subjects import CACHE_DELETE, CACHE_GET, CACHE_PUT, CACHE_SCAN
 
 log = logging.getLogger(__name__)
 
+_AT_ONCE = 1024
+"""Requests at work: they hardly ever wait, and transfers have bounds of their own."""
 _SWEEP_S = 5.0
 _TRANSFER_SHARE = 0.1
 """Of the node's memory, for values on their way in each direction."""
@@ -87,10 +89,10 @@ class CacheService(Service[CacheSettings]):
             node, self.bus, self.store, self._transfers, self.settings.cache_ttl_s, self.invalidations.check
         )
         self._registrations = [
-            await self.bus.serve(CACHE_GET(node=node), handlers.get),
-            await self.bus.serve(CACHE_PUT(node=node), handlers.put),
-            await self.bus.serve(CACHE_DELETE(node=node), handlers.delete),
-            await self.bus.serve(CACHE_SCAN(node=node), handlers.scan),
+            await self.bus.serve(CACHE_GET(node=node), handlers.get, limit=_AT_ONCE),
+            await self.bus.serve(CACHE_PUT(node=node), handlers.put, limit=_AT_ONCE),
+            await self.bus.serve(CACHE_DELETE(node=node), handlers.delete, limit=_AT_ONCE),
+            await self.bus.serve(CACHE_SCAN(node=node), handlers.scan, limit=_AT_ONCE),
         ]
         for registration in self._registrations:
             stack.push_async_callback(registration.close)
