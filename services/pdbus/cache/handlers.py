@@ -58,6 +58,8 @@ class Handlers:
         _check_digests(wanted.root, *wanted.keys)
         if len(wanted.keys) > MOST_KEYS:
             raise InvalidRequest(f"at most {MOST_KEYS} keys in one get", param="keys")
+        if wanted.stream and not wanted.receiver:
+            raise InvalidRequest("a stream needs the bulk address of its receiver", param="receiver")
         max_age_s = None if wanted.max_age_ms is None else wanted.max_age_ms / 1e3
         now_s, room = time.monotonic(), REPLY_BYTES
         told = self.store.fences.told

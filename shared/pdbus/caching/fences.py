@@ -15,6 +15,7 @@ generation, which refuses some fills that were sound.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -95,11 +96,10 @@ class Fences:
 
     def _forget_roots(self, now_s: float) -> None:
         """Tombstones that are over their time, and, above the limit, the oldest after their second delete."""
+        while self._tombstones and now_s - next(iter(self._tombstones.values())).since_s > self._keep_s:
+            self._tombstones.popitem(last=False)
         over = len(self._tombstones) - self._limit
-        for root, tombstone in list(self._tombstones.items()):
-            expired = now_s - tombstone.since_s > self._keep_s
-            if not expired and over <= 0:
-                break
-            if expired or tombstone.second:
+        if over > 0:
+            deleted_twice = (root for root, tombstone in self._tombstones.items() if tombstone.second)
+            for root in list(itertools.islice(deleted_twice, over)):
                 del self._tombstones[root]
-                over -= 1

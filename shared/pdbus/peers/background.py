@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from pdbus.context import Deadline
+from pdbus.errors import PdbusError
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ class Background:
         return len(self._tasks)
 
     def start(self, size: int, work: Callable[[], Awaitable[None]]) -> bool:
-        """Runs `work()`, which holds `size` bytes; what it raises is logged. False: too much is held already."""
+        """Runs `work()`, which holds `size` bytes; what it raises goes to the log only. False: too much is held."""
         if len(self._tasks) >= self._waiting or self._bytes + size > self._waiting_bytes:
             return False
         self._bytes += size
@@ -54,5 +55,7 @@ class Background:
         async with self._running:
             try:
                 await work()
+            except PdbusError as error:
+                log.debug("work in the background was given up: %s", error.message)
             except Exception:
                 log.exception("work in the background failed")

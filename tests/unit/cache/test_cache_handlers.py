@@ -142,6 +142,23 @@ async def test_a_writer_that_sends_another_size_than_announced_is_refused(node: 
     assert len(node.store) == 0
 
 
+async def test_a_reader_that_goes_away_leaves_nothing_behind(node: Node, bus: Bus) -> None:
+    await CacheNode(bus, "c-0").put(put(value=LARGE), LARGE, ctx())
+    await stored(node)
+    async with bus.bulk.receive() as incoming:
+        wanted = CacheGet("result", (key(1),), R1, receiver=bus.bulk.address, stream=incoming.stream)
+        assert (await bus.call(CACHE_GET(node="c-0"), wanted, ctx())).found[0].size == len(LARGE)
+    await stored(node)
+    assert len(node.transfers) == node.bus.bulk.open_streams == bus.bulk.open_streams == 0
+
+
+async def test_a_writer_that_goes_away_leaves_nothing_behind(node: Node, bus: Bus) -> None:
+    reply = await bus.call(CACHE_PUT(node="c-0"), put(value=LARGE), RequestContext.after(0.2))
+    assert reply.stream
+    await stored(node)
+    assert len(node.transfers) == node.bus.bulk.open_streams == len(node.store) == 0
+
+
 async def test_fills_are_fenced(node: Node, bus: Bus) -> None:
     miss = await bus.call(CACHE_GET(node="c-0"), CacheGet("feature", (key(1),), R1), ctx())
     fence = {"incarnation": miss.incarnation, "generation": miss.found[0].generation}
@@ -188,6 +205,7 @@ async def test_a_node_that_is_behind_serves_neither_reads_nor_fills(node: Node, 
         (CACHE_GET, CacheGet("result", (b"short",), R1)),
         (CACHE_GET, CacheGet("result", (key(1),), b"")),
         (CACHE_GET, CacheGet("result", (key(1),) * 2000, R1)),
+        (CACHE_GET, CacheGet("result", (key(1),), R1, stream="s")),
         (CACHE_PUT, put(size=4)),
         (CACHE_PUT, put(size=-1, value=LARGE)),
         (CACHE_PUT, put(ttl_ms=0)),
