@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from pdbus.model.refusal import UnsupportedModel
 from pdbus.model.rope_config import RopeScaling, rope_from_hf
@@ -142,12 +142,12 @@ def _family(config: Mapping[str, Any]) -> Family:
     family, architectures = config.get("model_type"), config.get("architectures")
     if not isinstance(family, str) or family not in ARCHITECTURES:
         raise UnsupportedModel(f"model_type {family!r:.80} is not served; these are: {', '.join(ARCHITECTURES)}")
-    known = ARCHITECTURES[cast(Family, family)]
+    known = ARCHITECTURES[family]
     if architectures is not None and architectures != [known]:
         raise UnsupportedModel(f"architectures {architectures!r:.80} is not served for {family}: expected [{known!r}]")
     if config.get("quantization_config") is not None:
         raise UnsupportedModel("quantization_config: a quantised checkpoint is served from GGUF only")
-    return cast(Family, family)
+    return family
 
 
 def _windows(family: Family, fields: _Fields, layers: int) -> tuple[int | None, tuple[bool, ...]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pdbus.model.config import ARCHITECTURES
+from pdbus.model.config import ARCHITECTURES, Family
 from pdbus.model.gguf_file import GgufFile, GgufTensor, read_header
 from pdbus.model.gguf_metadata import Metadata
 from pdbus.model.refusal import CheckpointError, UnsupportedModel
@@ -42,6 +42,9 @@ _LAYER = {
 _BLOCK = re.compile(r"blk\.(\d{1,4})\.([a-z_]+)\.(weight|bias)")
 _ROPE_FACTORS = "rope_freqs.weight"
 
+_SERVED: dict[str, Family] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+"""`general.architecture` -> the family that it is read as; `llama` with a window is Mistral."""
+
 
 def open_file(path: Path) -> Source:
     """Reads the header, turns metadata into config.json and the vocabulary into tokenizer.json.
@@ -51,11 +54,10 @@ def open_file(path: Path) -> Source:
     """
     file = read_header(path)
     metadata = Metadata(file)
-    architecture = metadata.text("general.architecture")
-    if architecture not in ("llama", "qwen2", "qwen3"):
-        raise UnsupportedModel(
-            f"{path}: architecture {architecture!r:.80} is not served from GGUF: llama, qwen2, qwen3 are"
-        )
+    named = metadata.text("general.architecture")
+    architecture = _SERVED.get(named)
+    if architecture is None:
+        raise UnsupportedModel(f"{path}: architecture {named!r:.80} is not served from GGUF: {', '.join(_SERVED)} are")
     if metadata.integer("split.count", 1) > 1:
         raise UnsupportedModel(f"{path}: one part of a split GGUF file; merge the parts with llama-gguf-split first")
     tensors = {_hf_name(file, name): tensor for name, tensor in file.tensors.items() if name != _ROPE_FACTORS}
@@ -88,7 +90,9 @@ def _unpermuted(tensor: Tensor, heads: int) -> Tensor:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(tensor.shape)
 
 
-def _config(file: GgufFile, metadata: Metadata, architecture: str, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+def _config(
+    file: GgufFile, metadata: Metadata, architecture: Family, tensors: Mapping[str, GgufTensor]
+) -> dict[str, Any]:
     """config.json in Hugging Face form. Shapes are checked against it later, like any other checkpoint's."""
     if "model.embed_tokens.weight" not in tensors:
         raise CheckpointError.of(file.path, "tensor token_embd.weight is missing")
@@ -99,7 +103,7 @@ def _config(file: GgufFile, metadata: Metadata, architecture: str, tensors: Mapp
         raise UnsupportedModel(
             f"{file.path}: the file doesn't tell which layers of {architecture} have a sliding window"
         )
-    family = "mistral" if window else architecture
+    family: Family = "mistral" if window else architecture
     heads = metadata.integer(f"{architecture}.attention.head_count")
     hidden = metadata.integer(f"{architecture}.embedding_length")
     head_dim = metadata.integer(f"{architecture}.attention.key_length", hidden // max(heads, 1))

@@ -52,7 +52,7 @@ class Metadata:
         value = self._value(key, None)
         if not isinstance(value, np.ndarray) or not np.all(np.isfinite(value)):
             raise self._wrong(key, "a list of numbers")
-        return value.tolist()
+        return [float(number) for number in value]
 
     def _value(self, key: str, default: Value | None) -> Value:
         value = self._values.get(key, default)
