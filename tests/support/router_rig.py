@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -85,11 +85,16 @@ class Rig:
             and not any(worker.held or worker.kept for worker in self.workers)
         )
 
-    async def until_idle(self, seconds: float = 3.0) -> None:
-        """Raises TimeoutError where something is still held."""
-        async with asyncio.timeout(seconds):
-            while not self.idle:  # noqa: ASYNC110 - several parties, none of which tells
-                await asyncio.sleep(0.01)
+    async def until_idle(self) -> None:
+        """Raises TimeoutError where something stays held."""
+        await until(lambda: self.idle)
+
+
+async def until(holds: Callable[[], bool], seconds: float = 3.0) -> None:
+    """For what several parties bring about, none of which tells. Raises TimeoutError."""
+    async with asyncio.timeout(seconds):
+        while not holds():  # noqa: ASYNC110 - as it says
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

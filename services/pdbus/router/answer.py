@@ -106,8 +106,8 @@ class Answer:
         if self._stored is not None:
             return self.prompt_tokens
         n = self.request.n
-        by_prompt = (self._generations[start : start + n] for start in range(0, len(self._generations), n))
-        best = (max(generation.cached_tokens for generation in group) for group in by_prompt)
+        by_prompt = (self.outputs[start : start + n] for start in range(0, len(self.outputs), n))
+        best = (max(output.cached_tokens for output in group) for group in by_prompt)
         return sum(min(cached, len(prompt.ids)) for cached, prompt in zip(best, self.prompts, strict=True))
 
     @property

@@ -36,7 +36,6 @@ class Attempt:
         """The worker by which the attempt failed, where one is to blame."""
         self.ended_by_worker = False
         """The answer is whole, and the decode worker (or prefill, for a single token) knows it."""
-        self.cached_tokens: int | None = None
         self._output = output
         self._bus = bus
         self._ctx = ctx
@@ -115,8 +114,8 @@ class Attempt:
             self._needed.discard(self.pair.prefill)  # its part is done: decode goes on alone
 
     def _use(self, item: TokenItem) -> None:
-        if self.cached_tokens is None and item.cached_tokens is not None:
-            self.cached_tokens = item.cached_tokens
+        if self.ticket.attempt == 1 and item.cached_tokens is not None:
+            self._output.cached_tokens = item.cached_tokens
         finish = item.finish if item.finish in ("stop", "length") else None
         if self.ticket.prompt_logprobs is not None and not self._output.prompt_known:
             if item.prompt_logprobs is None or len(item.prompt_logprobs) != len(self.ticket.prompt) - 1:

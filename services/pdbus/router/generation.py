@@ -54,7 +54,6 @@ class Generation:
     bus: Bus
     ctx: RequestContext
     rng: random.Random
-    cached_tokens: int = 0
     one_class: bool = True
     """All attempts ran in the compute class that was wanted: the answer may be cached under it."""
 
@@ -79,8 +78,6 @@ class Generation:
                 self.ctx.deadline.check(f"another worker could take over ({error.message})")
                 avoid = avoid | {attempt.failed} if attempt.failed and len(avoid) < 8 else frozenset()
                 failure = error
-            finally:
-                self.cached_tokens = self.cached_tokens or (attempt.cached_tokens or 0 if ticket.attempt == 1 else 0)
             if retries:
                 await self._back_off(retries, failure)
             retries += 1

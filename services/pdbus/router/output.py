@@ -59,6 +59,8 @@ class ChoiceOutput:
         self.ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.finish: Reason | None = None
+        self.cached_tokens = 0
+        """Prompt tokens that the first attempt found in a cache."""
         self._emit = emit
         self._detokenizer = Detokenizer(tokens)
         self._stops = StopMatcher(stops)

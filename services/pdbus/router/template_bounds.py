@@ -110,6 +110,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             return (_join_text if method == "join" else _replace_text)(budget_of(__context), owner, *args, **kwargs)
         return super().call(__context, __obj, *args, **kwargs)
 
+    def wrap_str_format(self, value: Any) -> None:
+        """`str.format` can widen anything to any size; it is refused like other attributes that are not listed."""
+
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, Budget) or (isinstance(obj, str) and attr not in _STR_METHODS):
             return False

@@ -1,4 +1,4 @@
-"""Each token reaches the client once and in order, and nothing stays held, whatever workers and the bus do (G1, G7, G8)."""
+"""Each token reaches the client once and in order, and nothing stays held, whatever workers and bus do (G1, G7, G8)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from loadtest.simulated import SimulatedWorker, letters
 
+from loadtest.simulated import SimulatedWorker, letters
 from pdbus.errors import Conflict, InvalidRequest, Overloaded, PdbusError, RootGone, Unavailable
 from pdbus.messages.router import TokenFrame, TokenItem
 from pdbus.subjects import TOKENS
-from tests.support.router_rig import MODEL, Rig, rig
+from tests.support.router_rig import MODEL, Rig, rig, until
 
 LENGTH = 24
 
@@ -191,9 +191,7 @@ async def test_a_worker_that_dies_in_mid_answer(http: aiohttp.ClientSession, leg
         assert "".join(_text(chunk) for chunk in chunks) == _expected(dead)
         assert time.monotonic() - begun < 5
         others = [worker for worker in r.workers if worker is not dead]
-        async with asyncio.timeout(8):
-            while any(worker.held or worker.kept for worker in others) or r.router.cancels.open:
-                await asyncio.sleep(0.02)
+        await until(lambda: not any(w.held or w.kept for w in others) and not r.router.cancels.open, 8)
 
 
 async def test_a_worker_that_hangs_is_left_after_its_cards_stop(http: aiohttp.ClientSession):
@@ -284,9 +282,7 @@ class _Hangup:
 
     async def __aenter__(self) -> Any:
         asking = asyncio.create_task(self._http.post(self._r.url + "/v1/completions", json=self._body).__aenter__())
-        async with asyncio.timeout(3):
-            while self._r.router.hub.listening_for < 3:
-                await asyncio.sleep(0.01)
+        await until(lambda: self._r.router.hub.listening_for == 3)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         return _Nothing()

@@ -91,7 +91,7 @@ def test_nothing_outside_is_reached(source: str):
         "{% set ns = namespace(x='xx') %}{% for i in range(99) %}{% set ns.x = {'a': ns.x, 'b': ns.x} %}{% endfor %}",
         "{% set ns = namespace(x='xx') %}{% for i in range(99) %}{% set ns.x = dict(a=ns.x, b=ns.x) %}{% endfor %}",
         "{% set ns = namespace(x='xx') %}{% for i in range(99) %}{% set ns.x = ns.x.replace('', ns.x) %}{% endfor %}",
-        "{% set ns = namespace(x='xx') %}{% for i in range(99) %}{% set ns.x = ns.x | replace('x', ns.x) %}{% endfor %}",
+        "{% set ns = namespace(x='x') %}{% for i in range(99) %}{% set ns.x = ns.x | replace('', ns.x) %}{% endfor %}",
         "{% set ns = namespace(x='xx') %}{% for i in range(99) %}{% set ns.x = ns.x | join(ns.x) %}{% endfor %}",
         "{% set ns = namespace(x='xx') %}{% for i in range(99) %}{% set ns.x = ns.x.join(ns.x) %}{% endfor %}",
         "{% set ns = namespace(x='xx') %}{% set l = [ns] * 99 %}{% set ns.x = 'x' * 999 %}{{ l }}",
@@ -125,12 +125,14 @@ def test_a_runaway_template_is_stopped(source: str):
         "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n'}}{% endfor %}",
         "{% set ns = namespace(found=false) %}{% for m in messages[::-1] %}{% if not ns.found and m.role == 'user' %}"
         "{% set ns.found = true %}{{ m.content.split('x')[-1].lstrip() | trim }}{% endif %}{% endfor %}",
-        "{%- set loop_messages = messages %}{%- for message in loop_messages %}\n{{- loop.index0 ~ message['content'] }}"
-        "\n{%- if loop.last or (not loop.last and messages[loop.index0 + 1].role != 'x') %}|{%- endif %}\n{%- endfor %}",
-        "{% for role, group in messages | groupby('role') %}{{ role }}: {{ group | map(attribute='content') | join(', ') }}"
-        "{% endfor %}{{ messages | selectattr('role', 'equalto', 'user') | list | length }}",
+        "{%- set all = messages %}{%- for message in all %}\n{{- loop.index0 ~ message['content'] }}"
+        "\n{%- if loop.last or (not loop.last and all[loop.index0 + 1].role != 'x') %}|{%- endif %}\n{%- endfor %}",
+        "{% for role, group in messages | groupby('role') %}{{ role }}: "
+        "{{ group | map(attribute='content') | join(', ') }}{% endfor %}"
+        "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}",
         "{% macro show(m, first=false) %}{{ m.content | upper }}{{ caller() if caller else '' }}{% endmacro %}"
-        "{% for m in messages %}{{ show(m) }}{% call show(m) %}!{% endcall %}{% endfor %}{{ messages | tojson(indent=2) }}",
+        "{% for m in messages %}{{ show(m) }}{% call show(m) %}!{% endcall %}{% endfor %}"
+        "{{ messages | tojson(indent=2) }}",
     ],
 )
 def test_templates_render_as_hugging_face_renders_them(source: str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 from hypothesis import given
@@ -24,7 +25,7 @@ def _run(
     output.begin()
     ids = list(text.encode())
     edges = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts or [])})
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         if output.add(ids[start:end], [LOGPROB] * (end - start), None):
             return output, deltas
     if finish:
