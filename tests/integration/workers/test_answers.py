@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import replace
 
 import pytest
 
 from pdbus.messages.common import Sampling
 from pdbus.model.llama import Llama
+from tests.support.asking import ids
 from tests.support.llama import Runner
-from tests.support.workers import Rig, ids
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    return random.Random(seed).choices(range(3, 320), k=length)
-
+from tests.support.workers import Rig, prompt_of
 
 SAMPLED = Sampling(temperature=1.2, top_p=0.95, repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.1)
 

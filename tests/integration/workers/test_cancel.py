@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
-from pdbus.engine.worker import Worker
 from pdbus.errors import Cancelled, StaleAttempt
 from pdbus.messages.common import Ticket
 from pdbus.model.llama import Llama
-from tests.integration.workers.test_answers import prompt_of
+from tests.support.asking import ids, refused, until
 from tests.support.llama import Runner
-from tests.support.workers import Rig, ids, refused
-
-
-@contextmanager
-def paused(worker: Worker[Any]) -> Iterator[None]:
-    """The worker's engine takes no turn meanwhile."""
-    gate = threading.Event()
-    worker.core.post(gate.wait)
-    try:
-        yield
-    finally:
-        gate.set()
-
-
-async def until(predicate: Callable[[], Any], within_s: float = 10.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not predicate():
-            await asyncio.sleep(0.001)
+from tests.support.workers import Rig, paused, prompt_of, receiving
 
 
 async def cancelled(rig: Rig, ticket: Ticket) -> None:
@@ -70,7 +48,7 @@ async def test_when_only_decode_knows_of_it(workers: Rig) -> None:
 async def test_in_the_middle_of_the_hand_over(workers: Rig, model: Llama) -> None:
     ticket = workers.router.ticket(prompt_of(400))
     await workers.router.start(ticket)
-    await until(lambda: any(job.lease and job.lease.frames for job in workers.decode.jobs.values()))
+    await until(lambda: receiving(workers))
     with paused(workers.prefill):
         assert workers.decode.load().leases == 1
         await workers.router.cancel(ticket)

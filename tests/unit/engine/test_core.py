@@ -18,6 +18,7 @@ from pdbus.errors import Cancelled, Corrupt, PdbusError
 from pdbus.kv.format import PageFormat
 from pdbus.kv.pool import KvPool
 from pdbus.model.batch import Batch
+from tests.support.asking import until
 from tests.support.sequences import sequence
 
 
@@ -145,9 +146,7 @@ async def test_an_engine_that_dies_says_so_and_takes_nothing_more(caplog: pytest
 
     async with engine() as (core, heard):
         core.post(die)
-        async with asyncio.timeout(10):
-            while not heard.failures:
-                await asyncio.sleep(0.01)
+        await until(lambda: heard.failures)
         assert "broken" in str(heard.failures[0])
         await asyncio.to_thread(core._thread.join)
         with pytest.raises(Cancelled):
