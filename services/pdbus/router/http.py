@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 DEFAULT_TIMEOUT_S = 120.0
 _BODY_S = 30.0
 _CLOSE_S = 1.0
+_LAST_S = 2.0
+"""For a stream's last event to leave; a client that does not read by then is cut off."""
 _STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -43,7 +45,9 @@ class HttpServer:
 
     def __init__(self, site: web.SockSite, host: str, port: int) -> None:
         self._site = site
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        named = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104
+        self.url = f"http://{named}:{port}"
+        """Where others reach it."""
 
     async def stop_listening(self) -> None:
         """New connections are refused; open ones go on."""
@@ -94,10 +98,10 @@ def _generate(frontend: Frontend, endpoint: Endpoint) -> Handler:
         request = parse_json(endpoint, body)
         caller = _caller(http, request)
         with observed(request, frontend.metrics, SpanKind.SERVER, propagate.extract(http.headers)) as seen:
-            async with caller.ctx.deadline.timeout(), frontend.answer(request, caller) as answer:
+            async with frontend.answer(request, caller) as answer:
                 headers = {"x-request-id": caller.ctx.request_id, "X-Result-Cache": answer.source}
                 if request.stream:
-                    return await _stream(http, answer, headers, seen)
+                    return await _stream(http, answer, caller.ctx.deadline, headers, seen)
                 told = msgspec.json.encode(await whole(answer))
                 seen.whole(answer)
                 return web.Response(body=told, content_type="application/json", headers=headers)
@@ -119,26 +123,42 @@ def _caller(http: web.Request, request: GenerateRequest) -> Caller:
     )
 
 
-async def _stream(http: web.Request, answer: Answer, headers: dict[str, str], seen: Observed) -> web.StreamResponse:
+async def _stream(
+    http: web.Request, answer: Answer, deadline: Deadline, headers: dict[str, str], seen: Observed
+) -> web.StreamResponse:
     """Server-sent events, one write for all that came at once. The status waits for the first token: until then an
     error is an ordinary one; later it is the stream's last event."""
     response = web.StreamResponse(headers=_STREAM_HEADERS | headers)
     encode = msgspec.json.Encoder().encode
     try:
         async for batch in chunks(answer):
-            if not response.prepared:
-                await response.prepare(http)
-            await response.write(_events(batch, encode))
+            async with deadline.timeout():  # a client that does not read holds its slot no longer either
+                if not response.prepared:
+                    await response.prepare(http)
+                await response.write(_events(batch, encode))
+    except ConnectionError:
+        seen.error = "cancelled"
+        return response
     except Exception as error:
         if not response.prepared:
             raise
-        seen.error = getattr(error, "code", "internal")
-        log.info("a stream failed: %s", error)
-        await response.write_eof(b"data: " + encode(describe(error)[1]) + b"\n\n")
+        status, body = describe(error)
+        seen.error = body.error.code
+        log.log(logging.ERROR if status == 500 else logging.INFO, "a stream failed: %s", error)
+        await _last(http, response, b"data: " + encode(body) + b"\n\n")
         return response
-    await response.write_eof(b"data: [DONE]\n\n")
+    await _last(http, response, b"data: [DONE]\n\n")
     seen.whole(answer)
     return response
+
+
+async def _last(http: web.Request, response: web.StreamResponse, event: bytes) -> None:
+    try:
+        async with asyncio.timeout(_LAST_S):
+            await response.write_eof(event)
+    except (TimeoutError, ConnectionError):
+        if http.transport is not None:
+            http.transport.abort()
 
 
 def _events(batch: list[Chunk], encode: Callable[[Chunk], bytes]) -> bytes:

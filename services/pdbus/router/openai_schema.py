@@ -66,6 +66,7 @@ class GenerateRequest:
     """(token id, bias), sorted by id."""
     logprobs: int | None
     """None: none; else how many best ones beside the chosen token's."""
+    return_token_ids: bool
     timeout_s: float | None
 
     @property
@@ -211,6 +212,7 @@ def _request(
         frequency_penalty=body.frequency_penalty,
         logit_bias=_logit_bias(body.logit_bias or {}),
         logprobs=logprobs,
+        return_token_ids=bool(body.return_token_ids),
         timeout_s=body.timeout,
     )
     _check_min_tokens(body.min_tokens or 0, request)
