@@ -283,6 +283,17 @@ async def test_accepted_connections_have_no_nagle(r: Rig, monkeypatch: pytest.Mo
     assert all(seen)
 
 
+async def test_a_client_that_does_not_read_is_cut_off_at_the_deadline(r: Rig):
+    host, port = r.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    body = BODY | {"stream": True, "max_tokens": 480, "n": 8, "logprobs": 20, "timeout": 1, "seed": 1}
+    data = json.dumps(body).encode()
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data))
+    await until(lambda: r.router.frontend.admission.running == 8)
+    await until(lambda: r.router.frontend.admission.running == 0, 6)
+    writer.close()
+
+
 async def test_the_way_out(http: aiohttp.ClientSession, r: Rig):
     """Running answers are finished; new ones are refused so that their clients go elsewhere."""
     for worker in r.workers:
