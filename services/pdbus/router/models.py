@@ -185,16 +185,24 @@ class Models:
 
 def build_version(root: Digest, meta: Mapping[str, bytes], tensors: Mapping[str, Digest]) -> Version:
     """Slow (parses a vocabulary). Raises InvalidRequest where a file is missing or can't be used."""
-    try:
-        config = from_hf(json.loads(meta["config.json"]))
-        tokenizer = Tokenizer(meta["tokenizer.json"], meta["tokenizer_config.json"])
-        ends = stop_ids(json.loads(meta.get("generation_config.json", b"{}")), tokenizer)
-    except KeyError as error:
-        raise InvalidRequest(f"the version lacks the file {error}") from None
-    except ValueError as error:
-        raise InvalidRequest(f"a file of the version is not JSON: {error}") from None
+    missing = {"config.json", "tokenizer.json", "tokenizer_config.json"} - meta.keys()
+    if missing:
+        raise InvalidRequest(f"the version lacks {', '.join(sorted(missing))}")
+    config = from_hf(_object(meta, "config.json"))
+    tokenizer = Tokenizer(meta["tokenizer.json"], _object(meta, "tokenizer_config.json"))
+    ends = stop_ids(_object(meta, "generation_config.json"), tokenizer)
     template = _template(meta.get("chat_template.jinja"), tokenizer)
     return Version(root, config, tokenizer, template, ends, dict(tensors))
+
+
+def _object(meta: Mapping[str, bytes], file: str) -> dict[str, Any]:
+    try:
+        content = json.loads(meta.get(file, b"{}"))
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{file} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise InvalidRequest(f"{file} is not a JSON object")
+    return content
 
 
 def _template(source: bytes | None, tokenizer: Tokenizer) -> ChatTemplate | InvalidRequest:

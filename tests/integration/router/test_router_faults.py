@@ -12,7 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from loadtest.simulated import SimulatedWorker, letters
+from loadtest.simulated import SimulatedWorker
+from loadtest.simulated_answers import letters
 from pdbus.errors import Conflict, InvalidRequest, Overloaded, PdbusError, RootGone, Unavailable
 from pdbus.messages.common import Ticket
 from pdbus.messages.router import TokenFrame, TokenItem

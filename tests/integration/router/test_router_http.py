@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 import time
@@ -109,6 +110,12 @@ async def test_a_body_that_is_too_large(http: aiohttp.ClientSession):
         status, told, _ = await _post(http, r, BODY | {"prompt": "x" * 3000})
         assert status == 413
         assert told["error"]["message"]
+
+
+async def test_a_body_that_unpacks_to_too_much(http: aiohttp.ClientSession, r: Rig):
+    bomb = gzip.compress(b"[" + b" " * 50_000_000)
+    status, _, _ = await _post(http, r, bomb, Content_Encoding="gzip")
+    assert status == 413
 
 
 async def test_lone_surrogates_are_no_text(http: aiohttp.ClientSession, r: Rig):
