@@ -139,9 +139,11 @@ class DecodeJob(Job):
             self._receiver.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._receiver
-        if self._sequence:
-            await self._worker.core.discard(self._sequence)
-        elif self.lease:
-            await self._worker.core.call(self.lease.hold.release)
-        for pin in self._pins:
-            pin.release()
+        try:
+            if self._sequence:
+                await self._worker.core.discard(self._sequence)
+            elif self.lease:
+                await self._worker.core.call(self.lease.hold.release)
+        finally:
+            for pin in self._pins:
+                pin.release()

@@ -23,8 +23,8 @@ from pdbus.kv.pool import KvPool
 from pdbus.messages.common import Ticket
 from pdbus.messages.decode import DecodeRun, Lease, Reserve
 from pdbus.messages.presence import Load
-from pdbus.messages.workers import Accepted
-from pdbus.subjects import ANY, DECODE_RESEND, DECODE_RESERVE, DECODE_RUN, KV
+from pdbus.messages.workers import Accepted, Resend, ResendReply
+from pdbus.subjects import ANY, DECODE_RESEND, DECODE_RESERVE, DECODE_RUN, KV, To
 
 MOST_JOBS = 128
 MOST_LEASES = 24
@@ -40,12 +40,15 @@ class DecodeWorker(Worker[DecodeJob]):
         super().__init__(bus, id, model, versions, fleet, pool, limits, MOST_JOBS)
         self.leases = Leases(MOST_LEASES)
 
+    @property
+    def resend_to(self) -> To[Resend, ResendReply]:
+        return DECODE_RESEND(worker=self.id)
+
     async def serve(self) -> list[Registration[Any, Any]]:
         await self.bus.bulk.listen(KV.name(worker=self.id, session=ANY, attempt=ANY))
         return [
             await self.bus.serve(DECODE_RESERVE(worker=self.id), self.reserve),
             await self.bus.serve(DECODE_RUN(worker=self.id), self.take_run),
-            await self.bus.serve(DECODE_RESEND(worker=self.id), self.resend),
         ]
 
     def load(self) -> Load:

@@ -118,5 +118,7 @@ class PrefillJob(Job):
             handing_over.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await handing_over
-        await self._worker.core.discard(self._sequence)
-        self._pin.release()
+        try:
+            await self._worker.core.discard(self._sequence)
+        finally:
+            self._pin.release()

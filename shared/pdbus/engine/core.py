@@ -22,7 +22,7 @@ from typing import Self, TypeVar
 from pdbus.engine.scheduler import Chunk, Limits, Scheduler
 from pdbus.engine.sequence import Ended, Event, LayerReady, Produced, Sequence, Started
 from pdbus.engine.step import Abandoned, compute
-from pdbus.errors import Cancelled, PdbusError
+from pdbus.errors import Cancelled, PdbusError, Unavailable
 from pdbus.kv.pages import PageTable
 from pdbus.kv.pool import KvPool
 from pdbus.messages.common import Digest
@@ -56,6 +56,8 @@ class Core:
         self._work: deque[Callable[[], object]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
+        self._over = False
+        """The thread computes nothing any more and has done all work that it was given."""
         self._unheard = threading.Semaphore(_UNHEARD)
         self._live: dict[Sequence, asyncio.Future[None]] = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -73,10 +75,6 @@ class Core:
             self._wake.notify()
         while self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, 0.1)
-        while self._work:  # its callers wait for it, and the thread that it was for is no more
-            self._work.popleft()()
-        for ended in self._live.values():
-            ended.cancel()
 
     @property
     def pages(self) -> PageTable:
@@ -107,17 +105,23 @@ class Core:
         return await asyncio.shield(asyncio.wrap_future(done))
 
     def post(self, work: Callable[[], object]) -> None:
-        """Runs `work` in the engine's thread between two turns; it must not raise."""
+        """Runs `work` in the engine's thread between two turns; it must not raise. After the thread's end it runs here
+        and now: then nobody else changes anything."""
         with self._wake:
-            if self._stopping or not self._thread.is_alive():
-                raise Cancelled("the engine has stopped")
-            self._work.append(work)
-            self._wake.notify()
+            if not self._over:
+                self._work.append(work)
+                self._wake.notify()
+                return
+        work()
 
     def submit(self, sequence: Sequence) -> None:
-        """Hands the sequence and its hold to the engine. Exactly one `Ended` will tell that it has let go of it."""
-        self.post(lambda: self._scheduler.add(sequence))
+        """Hands the sequence and its hold to the engine. Exactly one `Ended` will tell that it has let go of it.
+
+        Raises Unavailable where the engine has stopped."""
+        if self._over or self._stopping:
+            raise Unavailable("the engine has stopped")
         self._live[sequence] = self._loop.create_future()
+        self.post(lambda: self._scheduler.add(sequence))
 
     def resume(self, sequence: Sequence, computed: int) -> None:
         """The event loop has filled pages of a sequence that was not ready: its first `computed` tokens are there."""
@@ -156,6 +160,7 @@ class Core:
         return self._scheduler.pages.drop_root(kv_root)
 
     def _run(self) -> None:
+        failure: BaseException | None = None
         try:
             busy = False
             while self._next(busy):
@@ -163,7 +168,11 @@ class Core:
                 busy = self._turn()
         except BaseException as error:  # the service has to hear of it, whatever it was
             log.exception("the engine's thread died")
-            self._loop.call_soon_threadsafe(self._on_failure, error)
+            failure = error
+        with self._wake:
+            self._do_work()  # others wait for it
+            self._over = True
+        self._loop.call_soon_threadsafe(self._hear_end, failure)
 
     def _next(self, busy: bool) -> bool:
         """Does the given work, after waiting for some where nothing is to be computed. False: time to stop."""
@@ -172,10 +181,12 @@ class Core:
                 self._wake.wait(_IDLE_S)
             if self._stopping:
                 return False
-            work, self._work = self._work, deque()
-        for one in work:
-            one()
+        self._do_work()
         return True
+
+    def _do_work(self) -> None:
+        while self._work:
+            self._work.popleft()()
 
     def _turn(self) -> bool:
         """One turn; whether anything was computed."""
@@ -231,6 +242,14 @@ class Core:
             if self._stopping:
                 return
         self._loop.call_soon_threadsafe(self._hear, events)
+
+    def _hear_end(self, failure: BaseException | None) -> None:
+        for ended in self._live.values():
+            if not ended.done():
+                ended.set_result(None)
+        self._live.clear()
+        if failure is not None:
+            self._on_failure(failure)
 
     def _hear(self, events: list[Event]) -> None:
         self._unheard.release()

@@ -31,7 +31,7 @@ from pdbus.kv.pool import KvPool
 from pdbus.messages.presence import Load
 from pdbus.messages.router import TokenItem
 from pdbus.messages.workers import Accepted, Cancel, Resend, ResendReply
-from pdbus.subjects import CANCEL
+from pdbus.subjects import CANCEL, To
 from pdbus.telemetry import WorkerMetrics, tracer
 
 log = logging.getLogger(__name__)
@@ -79,9 +79,14 @@ class Worker(ABC, Generic[J]):
     async def prepare(self, stack: contextlib.AsyncExitStack) -> None:
         """Enters what has to live longer than any job. Nothing, unless a worker says otherwise."""
 
+    @property
+    @abstractmethod
+    def resend_to(self) -> To[Resend, ResendReply]:
+        """Where routers ask for what they missed: also while the worker drains."""
+
     @abstractmethod
     async def serve(self) -> list[Registration[Any, Any]]:
-        """Registers the worker's subjects."""
+        """Registers the subjects by which new work comes."""
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
@@ -92,6 +97,7 @@ class Worker(ABC, Generic[J]):
             await self.prepare(stack)
             stack.push_async_callback(self._end_jobs)
             await stack.enter_async_context(await self.bus.subscribe(CANCEL(), self._on_cancel))
+            await stack.enter_async_context(await self.bus.serve(self.resend_to, self.resend))
             stack.push_async_callback(self.stop_intake)
             self._registrations = await self.serve()
             self._stack = stack.pop_all()
