@@ -73,7 +73,7 @@ def paused(worker: Worker[Any]) -> Iterator[None]:
 
 def receiving(rig: Rig) -> bool:
     """Some of a prompt's KV has arrived at the decode worker."""
-    return any(job.lease and job.lease.frames for job in rig.decode.jobs.values())
+    return any(job.lease and job.lease.frames for job in rig.decode.jobs)
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Rig:
 
 def busy(worker: Worker[Any]) -> bool:
     load = worker.load()
-    return bool(load.running or load.waiting or load.pages_used or load.leases or load.streams or worker.jobs)
+    return bool(load.running or load.waiting or load.pages_used or load.leases or load.streams or len(worker.jobs))
 
 
 @asynccontextmanager

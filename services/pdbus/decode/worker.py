@@ -57,7 +57,7 @@ class DecodeWorker(Worker[DecodeJob]):
     def tick(self, now_s: float) -> None:
         for lease in self.leases.expired(now_s):
             if job := self.jobs.get(lease.key):
-                job.fail(Unavailable(f"no KV came from {lease.reserve.prefill_worker} for {LEASE_S:.0f} s"))
+                job.stop(Unavailable(f"no KV came from {lease.reserve.prefill_worker} for {LEASE_S:.0f} s"))
 
     async def take_run(self, message: DecodeRun, ctx: RequestContext) -> Accepted:
         """Idempotent: a run that was taken, or whose attempt ended here, is accepted again and changes nothing."""
@@ -128,10 +128,10 @@ class DecodeWorker(Worker[DecodeJob]):
     def _job(self, attempt: Ticket | Reserve, prefill_worker: str, deadline: Deadline) -> DecodeJob | None:
         """The attempt's job, a new one if need be; None where it has ended here. Raises why it is refused."""
         job = self.jobs.get((attempt.session, attempt.attempt))
-        if job is not None and not job.closed and not job.task.cancelling():
+        if job is not None and not job.closed and not job.stopping:
             return job
-        if not self.admit(attempt.request_id, attempt.choice, attempt.attempt):
+        if not self.jobs.admit(attempt.request_id, attempt.choice, attempt.attempt):
             return None
         job = DecodeJob(self, attempt, prefill_worker, deadline)
-        self.start(job)
+        self.jobs.start(job)
         return job

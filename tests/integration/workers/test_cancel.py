@@ -6,8 +6,12 @@ import asyncio
 
 import pytest
 
+from pdbus.context import RequestContext
 from pdbus.errors import Cancelled, StaleAttempt
 from pdbus.messages.common import Ticket
+from pdbus.messages.decode import DecodeRun
+from pdbus.messages.prefill import PrefillRun
+from pdbus.messages.workers import Cancel
 from pdbus.model.llama import Llama
 from tests.support.asking import ids, refused, until
 from tests.support.llama import Runner
@@ -25,6 +29,19 @@ async def test_before_anything_came(workers: Rig) -> None:
     await cancelled(workers, ticket)
     assert isinstance(await refused(workers.router.run_prefill(ticket)), Cancelled)
     assert isinstance(await refused(workers.router.run_decode(ticket)), Cancelled)
+
+
+async def test_in_the_moment_in_which_it_is_taken(workers: Rig) -> None:
+    """The job's task has not taken its first step."""
+    router = workers.router
+    ticket, ctx = router.ticket(prompt_of(50)), RequestContext.after(5)
+    await workers.prefill.take_run(PrefillRun(ticket, router.decode), ctx)
+    await workers.decode.take_run(DecodeRun(ticket, router.prefill), ctx)
+    for worker in (workers.prefill, workers.decode):
+        assert len(worker.jobs) == 1
+        worker._on_cancel(Cancel(ticket.request_id, 1, router.id, (worker.id,)))
+    await router.cancelled_by(ticket, {router.prefill, router.decode})
+    await workers.until_idle()
 
 
 async def test_while_it_queues(workers: Rig) -> None:

@@ -56,7 +56,7 @@ async def test_pages_that_run_out_cost_the_youngest_answer(
         router = workers.router
         old, young = router.ticket(prompt_of(64), 100), router.ticket(prompt_of(48, 1), 100)
         await asyncio.gather(router.run_prefill(old), router.run_prefill(young))
-        await until(lambda: [job.peer for job in workers.decode.jobs.values()] == [None, None])  # both are handed over
+        await until(lambda: [job.peer for job in workers.decode.jobs] == [None, None])  # both are handed over
         with paused(workers.decode):
             await router.run_decode(old)
             await router.run_decode(young)
@@ -87,7 +87,7 @@ async def test_a_prompt_larger_than_the_pool_is_refused_for_good(
 
 async def test_a_queue_has_an_end(new_bus: NewBus, source: LocalSource, unique: Callable[[str], str]) -> None:
     async with rig(new_bus, source, name=unique("tiny")) as workers:
-        workers.prefill._most_jobs = 2
+        workers.prefill.jobs._most = 2
         tickets = [workers.router.ticket(prompt_of(100, seed)) for seed in range(3)]
         with paused(workers.prefill):
             await workers.router.run_prefill(tickets[0])
