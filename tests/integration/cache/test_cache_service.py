@@ -110,9 +110,10 @@ async def test_a_ring_of_two_nodes_outlives_one_of_them(
         node(nats_url, fleet, unique("cache"), model) as staying,
     ):
         async with node(nats_url, fleet, unique("cache"), model):
-            for key, value in zip(keys, values, strict=True):
-                ring.put("result", key, root, b"m", value, ctx(), ttl_s=60.0)
-            await ring.drain(Deadline.after(10.0))
+            for _ in range(5):  # a write is best effort: on a busy machine some are given up
+                for key, value in zip(keys, values, strict=True):
+                    ring.put("result", key, root, b"m", value, ctx(), ttl_s=60.0)
+                await ring.drain(Deadline.after(10.0))
             assert await ring.get("result", keys, root, materials, ctx()) == values
         assert await ring.get("result", keys, root, materials, ctx()) == values
         scanned = await bus.call(CACHE_SCAN(node=staying.settings.id), CacheScan(root=root), ctx())
