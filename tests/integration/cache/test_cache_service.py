@@ -106,7 +106,7 @@ async def test_a_ring_of_two_nodes_outlives_one_of_them(
     keys = [sha256(b"%d" % number + root).digest() for number in range(40)]
     materials, values = [b"m"] * 40, [b"value %d" % number * (1 + number * 500) for number in range(40)]
     async with (
-        CacheRing(bus, fleet, replicas=2, get_s=2.0) as ring,
+        CacheRing(bus, fleet, replicas=2, get_s=20.0) as ring,
         node(nats_url, fleet, unique("cache"), model) as staying,
     ):
         async with node(nats_url, fleet, unique("cache"), model):
