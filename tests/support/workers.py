@@ -119,7 +119,7 @@ async def rig(
         router_bus = await enter(new_bus())
         router = Router(router_bus, f"{name}-router", name, source.root_of[version], f"{name}-p", f"{name}-d")
         await router_bus.subscribe(TOKENS(router=router.id), router.hear)
-        await enter(Presence(router_bus, lambda seq: _card("router", router.id, router_bus, name, seq)))
+        present = [await enter(Presence(router_bus, lambda seq: _card("router", router.id, router_bus, name, seq)))]
 
         killable = await enter(AsyncExitStack())
         workers: list[Any] = []
@@ -141,7 +141,10 @@ async def rig(
                 worker = DecodeWorker(*common)
             workers.append(await inner.enter_async_context(worker))
             card = _card(kind, id_, bus, name, 0)
-            await inner.enter_async_context(Presence(bus, lambda seq, card=card: replace(card, seq=seq)))
+            presence = Presence(bus, lambda seq, card=card: replace(card, seq=seq))
+            present.append(await inner.enter_async_context(presence))
+        for presence in present:
+            await presence.announce()
         everyone = {router.id, router.prefill, router.decode}
         for worker in workers:
             await worker.fleet.wait_for(

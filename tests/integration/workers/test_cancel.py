@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from pdbus.context import RequestContext
+from pdbus.engine.job import Job
 from pdbus.errors import Cancelled, StaleAttempt
 from pdbus.messages.common import Ticket
 from pdbus.messages.decode import DecodeRun
 from pdbus.messages.prefill import PrefillRun
+from pdbus.messages.router import TokenItem
 from pdbus.messages.workers import Cancel
 from pdbus.model.llama import Llama
 from tests.support.asking import ids, refused, until
@@ -77,10 +80,22 @@ async def test_in_the_middle_of_the_hand_over(workers: Rig, model: Llama) -> Non
     assert ids(await workers.router.answer(again)) == Runner(model).greedy(list(again.prompt), 8)
 
 
-async def test_while_it_is_decoded(workers: Rig) -> None:
+async def test_while_it_is_decoded(workers: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     ticket = workers.router.ticket(prompt_of(30), 400)
+    decode, gate = workers.decode, threading.Event()
+    send = decode.jobs.send
+
+    def send_and_hold(job: Job, item: TokenItem) -> None:
+        send(job, item)
+        if item.index == 5:
+            decode.core.post(gate.wait)  # the engine goes no further
+
+    monkeypatch.setattr(decode.jobs, "send", send_and_hold)
     await workers.router.start(ticket)
     await workers.router.until(lambda: len(workers.router.of(ticket)) > 5)
+    await workers.router.cancel(ticket)
+    await until(lambda: all(job.stopping for job in decode.jobs))
+    gate.set()
     await cancelled(workers, ticket)
     await workers.until_idle()
     assert len(workers.router.of(ticket)) < 400

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,7 @@ from pdbus.errors import (
     NotFound,
     PdbusError,
     StaleAttempt,
+    Unavailable,
 )
 from pdbus.messages.bulk import KV_FINAL, KvHead
 from pdbus.model.llama import Llama
@@ -167,3 +169,16 @@ async def test_a_run_that_differs_from_the_reservation_is_refused(workers: Rig, 
     longer = replace(ticket, prompt=(*ticket.prompt, 5))
     await workers.router.run_decode(longer)
     assert isinstance(await refused(workers.router.rest(longer)), Conflict)
+
+
+async def test_a_lease_without_progress_ends(workers: Rig) -> None:
+    """LESSONS 1: whatever became of its prefill worker."""
+    ticket = workers.router.ticket(prompt_of(20))
+    await reserve(workers, reserve_of(workers, ticket))
+    await workers.router.run_decode(ticket)
+    workers.decode.tick(time.monotonic() + LEASE_S - 1.0)
+    assert workers.decode.load().leases == 1
+    workers.decode.tick(time.monotonic() + LEASE_S)
+    assert isinstance(await refused(workers.router.rest(ticket)), Unavailable)
+    await workers.until_idle()
+    assert isinstance(await refused(reserve(workers, reserve_of(workers, ticket))), Unavailable)
