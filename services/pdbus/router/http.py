@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S = 120.0
 _BODY_S = 30.0
+_IDLE_S = 75.0
+"""For a connection without a request, one whose head never ends included."""
 _CLOSE_S = 1.0
 _LAST_S = 2.0
 """For a stream's last event to leave; a client that does not read by then is cut off."""
@@ -68,7 +70,9 @@ async def serve_http(
         ]
     )
     # A handler is cancelled as soon as its client is gone: so everything it holds is freed everywhere.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_S)
+    runner = web.AppRunner(
+        app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_S, keepalive_timeout=_IDLE_S
+    )
     await runner.setup()
     try:
         listening = _listen(host, port)
@@ -93,8 +97,11 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _generate(frontend: Frontend, endpoint: Endpoint) -> Handler:
     async def handle(http: web.Request) -> web.StreamResponse:
-        async with asyncio.timeout(_BODY_S):
-            body = await http.read()
+        try:
+            async with asyncio.timeout(_BODY_S):
+                body = await http.read()
+        except web.RequestPayloadError:
+            raise InvalidRequest("the body can't be unpacked as its Content-Encoding says") from None
         request = parse_json(endpoint, body)
         caller = _caller(http, request)
         with observed(request, frontend.metrics, SpanKind.SERVER, propagate.extract(http.headers)) as seen:

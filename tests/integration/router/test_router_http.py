@@ -118,6 +118,28 @@ async def test_a_body_that_unpacks_to_too_much(http: aiohttp.ClientSession, r: R
     assert status == 413
 
 
+async def test_a_body_whose_compression_is_broken(http: aiohttp.ClientSession, r: Rig):
+    status, told, _ = await _post(http, r, b"nope", Content_Encoding="gzip")
+    assert status == 400
+    assert told["error"]["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize("dripping", [False, True])
+async def test_a_head_that_never_ends_is_cut_off(monkeypatch: pytest.MonkeyPatch, dripping: bool):
+    monkeypatch.setattr("pdbus.router.http._IDLE_S", 0.5)
+    async with rig() as r, asyncio.timeout(10):
+        host, port = r.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
+        ended = asyncio.ensure_future(reader.read())
+        while not ended.done():
+            if dripping:
+                writer.write(b"X-More: x\r\n")
+            await asyncio.wait([ended], timeout=0.1)
+        writer.close()
+        assert isinstance(ended.exception(), ConnectionError) or ended.result() == b""
+
+
 async def test_lone_surrogates_are_no_text(http: aiohttp.ClientSession, r: Rig):
     status, _, _ = await _post(http, r, b'{"model":"toy","prompt":"\\ud800"}')
     assert status == 400
