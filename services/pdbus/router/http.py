@@ -19,6 +19,7 @@ from pdbus.errors import InvalidRequest
 from pdbus.router.answer import Answer
 from pdbus.router.cache_control import CacheControl
 from pdbus.router.frontend import Caller, Frontend
+from pdbus.router.http_body import read_body
 from pdbus.router.http_errors import ErrorBody, ErrorDetail, describe, headers_of
 from pdbus.router.http_pages import Pages
 from pdbus.router.observe import Observed, observed
@@ -28,7 +29,6 @@ from pdbus.router.telling import Chunk, chunks, whole
 log = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S = 120.0
-_BODY_S = 30.0
 _IDLE_S = 75.0
 """For a connection without a request, one whose head never ends included."""
 _CLOSE_S = 1.0
@@ -71,7 +71,12 @@ async def serve_http(
     )
     # A handler is cancelled as soon as its client is gone: so everything it holds is freed everywhere.
     runner = web.AppRunner(
-        app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_S, keepalive_timeout=_IDLE_S
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=_CLOSE_S,
+        keepalive_timeout=_IDLE_S,
+        auto_decompress=False,  # read_body does it, within bounds
     )
     await runner.setup()
     try:
@@ -97,12 +102,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _generate(frontend: Frontend, endpoint: Endpoint) -> Handler:
     async def handle(http: web.Request) -> web.StreamResponse:
-        try:
-            async with asyncio.timeout(_BODY_S):
-                body = await http.read()
-        except web.RequestPayloadError:
-            raise InvalidRequest("the body can't be unpacked as its Content-Encoding says") from None
-        request = parse_json(endpoint, body)
+        request = parse_json(endpoint, await read_body(http))
         caller = _caller(http, request)
         with observed(request, frontend.metrics, SpanKind.SERVER, propagate.extract(http.headers)) as seen:
             async with frontend.answer(request, caller) as answer:
@@ -194,7 +194,9 @@ def _http_reason(http: web.Request, error: web.HTTPException) -> str:
         405: f"{http.method} is not possible on {http.path[:200]}",
         413: "the request's body is too large",
     }
-    return reasons.get(error.status, error.reason)
+    # aiohttp's own text only says the status again.
+    own = error.text if error.text and not error.text.startswith(f"{error.status}:") else error.reason
+    return reasons.get(error.status, own)
 
 
 def _error(status: int, body: ErrorBody, headers: dict[str, str]) -> web.Response:

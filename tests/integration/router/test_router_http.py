@@ -118,10 +118,42 @@ async def test_a_body_that_unpacks_to_too_much(http: aiohttp.ClientSession, r: R
     assert status == 413
 
 
-async def test_a_body_whose_compression_is_broken(http: aiohttp.ClientSession, r: Rig):
-    status, told, _ = await _post(http, r, b"nope", Content_Encoding="gzip")
+async def test_a_packed_body(http: aiohttp.ClientSession, r: Rig):
+    status, _, _ = await _post(http, r, gzip.compress(json.dumps(BODY).encode()), Content_Encoding="gzip")
+    assert status == 200
+
+
+@pytest.mark.parametrize("body", [b"nope", gzip.compress(json.dumps(BODY).encode())[:-9]])
+async def test_a_body_whose_compression_is_broken(http: aiohttp.ClientSession, r: Rig, body: bytes):
+    status, told, _ = await _post(http, r, body, Content_Encoding="gzip")
     assert status == 400
     assert told["error"]["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "foo"])
+async def test_an_encoding_that_is_not_served(http: aiohttp.ClientSession, r: Rig, encoding: str):
+    status, told, _ = await _post(http, r, b"nope", Content_Encoding=encoding)
+    assert status == 415
+    assert encoding in told["error"]["message"]
+
+
+async def test_a_body_that_never_comes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pdbus.router.http_body.BODY_S", 0.3)
+    async with rig() as r, asyncio.timeout(10):
+        host, port = r.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+        assert (await reader.readline()).split()[1] == b"408"
+        writer.close()
+
+
+async def test_a_large_body_is_refused_before_it_is_sent(r: Rig):
+    async with asyncio.timeout(10):
+        host, port = r.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n")
+        assert (await reader.readline()).split()[1] == b"413"
+        writer.close()
 
 
 @pytest.mark.parametrize("dripping", [False, True])
