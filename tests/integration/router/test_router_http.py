@@ -344,6 +344,28 @@ async def test_accepted_connections_have_no_nagle(r: Rig, monkeypatch: pytest.Mo
     assert all(seen)
 
 
+@pytest.mark.parametrize("name", ["traceparent", "tracestate", "baggage", "Cache-Control"])
+async def test_a_header_that_is_no_text_is_not_heeded(r: Rig, name: str):
+    assert b" 200 " in await _raw_header(r, name.encode() + b": \xff=\xfe")
+
+
+async def test_an_idempotency_key_that_is_no_text_is_refused(r: Rig):
+    told = await _raw_header(r, b"Idempotency-Key: \xff")
+    assert b" 400 " in told
+    assert b"UTF-8" in told
+
+
+async def _raw_header(r: Rig, header: bytes) -> bytes:
+    host, port = r.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    data = json.dumps(BODY | {"temperature": 1}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n%b\r\n\r\n"
+    writer.write(head % (len(data), header) + data)
+    told = await reader.read()
+    writer.close()
+    return told
+
+
 async def test_a_client_that_does_not_read_is_cut_off_at_the_deadline(r: Rig):
     host, port = r.url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port), limit=1024)
