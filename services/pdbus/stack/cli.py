@@ -100,11 +100,12 @@ def _port(text: str) -> int:
 def _up(given: argparse.Namespace, settings: StackSettings) -> int:
     from rich.console import Console
 
-    from pdbus.stack import up
+    from pdbus.model.default import default_checkpoint
     from pdbus.stack.plan import Options, resolve_checkpoint
+    from pdbus.stack.up import up
 
     options = Options(
-        checkpoint=resolve_checkpoint(given.model) if given.model else up.default_checkpoint(),
+        checkpoint=resolve_checkpoint(given.model) if given.model else str(default_checkpoint()),
         model=given.name,
         host=given.host,
         port=given.port,
@@ -115,7 +116,7 @@ def _up(given: argparse.Namespace, settings: StackSettings) -> int:
         prefill=given.prefill,
         decode=given.decode,
     )
-    return up.up(options, given.data or settings.data, settings.nats_url, Console())
+    return up(options, given.data or settings.data, settings, Console())
 
 
 def _chat(given: argparse.Namespace, settings: StackSettings) -> int:
