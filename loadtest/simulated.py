@@ -164,9 +164,9 @@ class SimulatedWorker:
         if self._hung:
             await asyncio.sleep(ctx.deadline.remaining_s)
         self.resends += 1
-        session = f"{message.request_id}-{message.choice}"
+        key = message.session, message.attempt
         reply = self._outbox.resend(message)
-        held = (session, message.attempt) in self._running or self._peers.waits(self, (session, message.attempt))
+        held = key in self._running or self._peers.waits(self, key)
         return ResendReply("running") if reply.state == "unknown" and (held or self.behaviour.mute) else reply
 
     async def _on_cancel(self, message: Cancel) -> None:
