@@ -70,7 +70,6 @@ class Cancels:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
         self._open.clear()
 
     async def _repeat(self, message: Cancel, waiting: _Open) -> None:
