@@ -116,7 +116,7 @@ class CacheRing:
         key: Digest,
         root: Digest,
         material: bytes,
-        value: bytes,
+        value: bytes | memoryview,
         ctx: RequestContext,
         *,
         ttl_s: float,
@@ -176,7 +176,7 @@ class CacheRing:
             log.exception("reading from cache node %s failed", node.name)
         return None
 
-    async def _write(self, node: CacheNode, put: CachePut, value: bytes, ctx: RequestContext) -> None:
+    async def _write(self, node: CacheNode, put: CachePut, value: bytes | memoryview, ctx: RequestContext) -> None:
         outcome = "failed"
         try:
             if not node.circuit.admits(time.monotonic()):
