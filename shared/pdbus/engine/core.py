@@ -50,6 +50,8 @@ class Core:
         self.pool = pool
         self.progress = 0
         """Counts turns and layers: it stands still only if the thread hangs."""
+        self.busy = False
+        """The last turn computed something."""
         self._scheduler = Scheduler(PageTable(pool.pages), limits)
         self._on_events, self._on_failure = on_events, on_failure
         self._work = ThreadWork()
@@ -141,10 +143,9 @@ class Core:
     def _run(self) -> None:
         failure: BaseException | None = None
         try:
-            busy = False
-            while self._work.do(0.0 if busy else _IDLE_S):
+            while self._work.do(0.0 if self.busy else _IDLE_S):
                 self.progress += 1
-                busy = self._turn()
+                self.busy = self._turn()
         except BaseException as error:  # the service has to hear of it, whatever it was
             log.exception("the engine's thread died")
             failure = error
