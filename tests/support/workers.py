@@ -20,6 +20,7 @@ from pdbus.engine.versions import Versions
 from pdbus.engine.worker import Worker
 from pdbus.kv.format import KvDtype
 from pdbus.kv.pool import KvPool
+from pdbus.kv.swap_file import SwapFile
 from pdbus.messages.presence import Card
 from pdbus.model.checkpoint import Checkpoint
 from pdbus.model.compute import compute_class
@@ -114,6 +115,7 @@ async def rig(
     chunk_tokens: int = 32,
     running: int = 8,
     kv_dtype: KvDtype = "fp32",
+    swap_pages: int = 0,
 ) -> AsyncIterator[Rig]:
     torch.set_num_threads(1)
     async with AsyncExitStack() as stack:
@@ -142,7 +144,8 @@ async def rig(
                 ring = await inner.enter_async_context(CacheRing(bus, fleet, replicas=1))
                 worker: Any = PrefillWorker(*common, ring)
             else:
-                worker = DecodeWorker(*common)
+                swap = inner.enter_context(SwapFile(None, swap_pages * pool.format.page_bytes, pool.format.page_bytes))
+                worker = DecodeWorker(*common, swap)
             workers.append(await inner.enter_async_context(worker))
             card = _card(kind, id_, bus, name, 0)
             await inner.enter_async_context(Presence(bus, lambda seq, card=card: replace(card, seq=seq)))

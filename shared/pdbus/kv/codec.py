@@ -30,6 +30,21 @@ def import_layer(pool: KvPool, layer: int, page_ids: Sequence[int], body: Buffer
     _fill(pool.bytes[layer], page_ids, body)
 
 
+def export_pages(pool: KvPool, page_ids: Sequence[int]) -> memoryview:
+    """Page after page, each as `export_page` gives it. A copy."""
+    chosen = pool.bytes.index_select(1, pool.page_index(page_ids))  # [layers, pages, layer_bytes]
+    return _exported(chosen.transpose(0, 1).contiguous())
+
+
+def import_pages(pool: KvPool, page_ids: Sequence[int], body: Buffer) -> None:
+    """The reverse of `export_pages`. Raises Corrupt where the size doesn't fit."""
+    size = pool.format.page_bytes
+    _check_size(body, len(page_ids) * size)
+    whole = memoryview(body)
+    for at, page_id in enumerate(page_ids):
+        _fill(pool.bytes[:, page_id], range(pool.format.layers), whole[at * size : (at + 1) * size])
+
+
 def export_page(pool: KvPool, page_id: int) -> memoryview:
     """One page of all layers, layer after layer. A copy."""
     return _exported(pool.bytes[:, page_id].clone(memory_format=torch.contiguous_format))
