@@ -34,6 +34,7 @@ class DiskTier:
         self._news = asyncio.Event()
         self._idle = asyncio.Event()
         self._broken_until_s = 0.0
+        self._reads = meter().create_counter("pdbus.cache.disk.reads", unit="{entry}")
         self._writes = meter().create_counter("pdbus.cache.disk.writes", unit="{entry}")
 
     async def __aenter__(self) -> Self:
@@ -88,6 +89,10 @@ class DiskTier:
         if self.disk.expire(now_s):
             self._news.set()
 
+    def expect(self, entry: DiskEntry) -> None:
+        """It will be read soon: the system brings it meanwhile."""
+        entry.segment.will_need(entry.offset, entry.head)
+
     async def read(self, entry: DiskEntry) -> memoryview | None:
         """The entry's value as stored. None where it is damaged: it is deleted then, or was meanwhile."""
         try:
@@ -96,7 +101,9 @@ class DiskTier:
             log.warning("%s: it is given up", error.message)
             if not entry.void:
                 self.disk.delete([entry.head.key])
+            self._reads.add(1, {"outcome": "damaged"})
             return None
+        self._reads.add(1, {"outcome": "hit"})
         return None if entry.void else value
 
     async def drain(self, deadline: Deadline) -> None:

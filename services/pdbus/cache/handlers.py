@@ -65,7 +65,8 @@ class Handlers:
             raise InvalidRequest(f"at most {MOST_KEYS} keys in one get", param="keys")
         if wanted.stream and not wanted.receiver:
             raise InvalidRequest("a stream needs the bulk address of its receiver", param="receiver")
-        await self._promote_small(wanted)
+        if await self._promote_small(wanted):
+            self.check_caught_up()
         now_s, room = time.monotonic(), REPLY_BYTES
         told = self.store.fences.told
         found: list[CacheFound] = []
@@ -131,15 +132,20 @@ class Handlers:
         entry = self.store.get(wanted.kind, key, wanted.root, now_s, max_age_s)
         if entry is not None or not self.disk or wanted.kind != "kv" or self.store.fences.buried(wanted.root):
             return entry
-        return self.disk.disk.get(key, wanted.root, now_s, max_age_s)
+        on_disk = self.disk.disk.get(key, wanted.root, now_s, max_age_s)
+        if on_disk is not None:
+            self.disk.expect(on_disk)
+        return on_disk
 
-    async def _promote_small(self, wanted: CacheGet) -> None:
-        """Brings into memory what is on the disk and small enough to travel inside the reply."""
-        if self.disk and wanted.kind == "kv":
-            for key in wanted.keys:
-                entry = self.disk.disk.peek(key)
-                if entry and entry.size <= INLINE_BYTES and key not in self.store:
-                    await self._from_disk(entry)
+    async def _promote_small(self, wanted: CacheGet) -> bool:
+        """Brings into memory what is on the disk and small enough to travel inside the reply. False: there was none."""
+        if not self.disk or wanted.kind != "kv":
+            return False
+        known = [self.disk.disk.peek(key) for key in wanted.keys if key not in self.store]
+        small = [entry for entry in known if entry and entry.size <= INLINE_BYTES]
+        for entry in small:
+            await self._from_disk(entry)
+        return bool(small)
 
     async def _load(self, entry: Entry | DiskEntry) -> Value | None:
         held = await self._from_disk(entry) if isinstance(entry, DiskEntry) else entry

@@ -83,6 +83,7 @@ class PrefillJob(Job):
             await asyncio.shield(self.ended)
             computed = len(self._sequence.ticket.tokens) - cached
             self._worker.l2.rates.computed(computed, time.monotonic() - resumed_s)
+            self._worker.l2.count(shared, cached - shared, computed)
             attributes = {"gen_ai.usage.cache_read.input_tokens": cached, "pdbus.computed_tokens": computed}
             record_span(Phase.PREFILL, started_ns, time.time_ns(), attributes=attributes)
             self._worker.l2.keep(self._sequence, shared)

@@ -23,6 +23,7 @@ from pdbus.kv.prefix import PageKey
 from pdbus.peers.cache import CacheRing
 from pdbus.prefill.rates import Rates
 from pdbus.prefill.write_back import WriteBack, material
+from pdbus.telemetry import meter
 
 _BATCH_BYTES = 4 << 20
 """Of one read: enough to make the round trip cheap, and little to lose with it."""
@@ -42,6 +43,7 @@ class PrefixTier:
         self._page_tokens = page_format.page_tokens
         self._batch = max(_BATCH_BYTES // page_format.page_bytes, 1)
         self._write_back = WriteBack(ring, core)
+        self._tokens = meter().create_counter("pdbus.prefix.tokens", unit="{token}")
 
     async def __aenter__(self) -> Self:
         await self._write_back.__aenter__()
@@ -81,6 +83,12 @@ class PrefixTier:
         else:
             self.rates.missed(taken_s)
         return filled * self._page_tokens
+
+    def count(self, own: int, read: int, computed: int) -> None:
+        """A prompt's tokens by where their KV came from: this worker's own pages, cache nodes, or computed."""
+        for source, tokens in (("worker", own), ("cache", read), ("computed", computed)):
+            if tokens:
+                self._tokens.add(tokens, {"source": source})
 
     def keep(self, sequence: Sequence, shared: int) -> None:
         """Writes the sequence's full pages, later and perhaps not at all. `shared`: tokens that it found in this

@@ -18,6 +18,8 @@ _MISS_SHARE = 0.03
 _READ_SHARE = 0.8
 """Of the time to compute a page: the most that reading it may cost, or it is not worth its traffic."""
 _TRY_EVERY = 32
+_MOMENT_S = 0.05
+"""A node that has not answered by then is taken for broken; a faster worker must not do so for less."""
 
 
 class Rates:
@@ -65,9 +67,9 @@ class Rates:
         return self._declined % _TRY_EVERY == 0
 
     def patience_s(self, pages: int, longest_s: float) -> float:
-        """How long to wait for `pages` pages: no longer than computing them takes."""
+        """How long to wait for `pages` pages: no longer than computing them takes, or a moment."""
         compute_s = self.page_compute_s
-        return longest_s if compute_s is None else min(longest_s, compute_s * pages)
+        return longest_s if compute_s is None else min(longest_s, max(compute_s * pages, _MOMENT_S))
 
 
 def _median(taken: deque[float]) -> float | None:

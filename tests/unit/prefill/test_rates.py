@@ -60,6 +60,9 @@ def test_a_read_is_waited_for_no_longer_than_computing_takes() -> None:
     assert rates().patience_s(10, 2.0) == 2.0
     assert rates(compute_s=0.01).patience_s(10, 2.0) == pytest.approx(0.1)
     assert rates(compute_s=1.0).patience_s(10, 2.0) == 2.0
+    assert rates(compute_s=1e-6).patience_s(10, 2.0) == 0.05, (
+        "a fast worker must not take a sound node for a broken one"
+    )
 
 
 def test_a_few_tokens_tell_nothing_of_the_rate() -> None:
