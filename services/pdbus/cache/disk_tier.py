@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from pdbus.caching.disk import DiskEntry, DiskStore
+from pdbus.caching.disk import DiskStore
+from pdbus.caching.disk_entry import DiskEntry
 from pdbus.caching.entry import Entry
 from pdbus.context import Deadline
 from pdbus.errors import Corrupt
@@ -55,7 +56,10 @@ class DiskTier:
     # As the memory above sees it
 
     def offer(self, entry: Entry) -> None:
-        if entry.kind != "kv" or entry.name or entry.key in self._waiting or entry.key in self.disk:
+        if entry.kind != "kv" or entry.name or entry.key in self._waiting:
+            return
+        if entry.key in self.disk:
+            self.disk.adopt(entry.key, entry.root)  # so that it outlives the root that it was written under
             return
         if time.monotonic() < self._broken_until_s or not self.disk.fits(entry):
             return
@@ -100,7 +104,7 @@ class DiskTier:
         except Corrupt as error:
             log.warning("%s: it is given up", error.message)
             if not entry.void:
-                self.disk.delete([entry.head.key])
+                self.disk.delete([entry.key])
             self._reads.add(1, {"outcome": "damaged"})
             return None
         self._reads.add(1, {"outcome": "hit"})
@@ -160,24 +164,8 @@ class DiskTier:
                 value = await self.read(entry)
                 if value is None or entry.void:
                     continue
-                placed = self.disk.begin(as_entry(entry, bytes(value)))
+                placed = self.disk.begin(entry.with_value(bytes(value)))
                 if placed is not None:
                     await self._write(placed, bytes(value))
         finally:
             self.disk.remove_retired()
-
-
-def as_entry(found: DiskEntry, value: bytes) -> Entry:
-    head = found.head
-    return Entry(
-        kind="kv",
-        key=head.key,
-        root=found.root,
-        tenant=head.tenant,
-        material=head.material,
-        value=value,
-        size=head.size,
-        stored_s=found.stored_s,
-        expires_s=found.expires_s,
-        packed=head.packed,
-    )

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from pdbus.bus.bus import Bus
-from pdbus.cache.disk_tier import DiskTier, as_entry
+from pdbus.cache.disk_tier import DiskTier
 from pdbus.cache.transfers import Item, Transfers, Value
 from pdbus.caching.compression import pack, unpack
-from pdbus.caching.disk import DiskEntry
+from pdbus.caching.disk_entry import DiskEntry
 from pdbus.caching.entry import Entry
 from pdbus.caching.fences import Fence
 from pdbus.caching.store import Store
@@ -159,7 +159,7 @@ class Handlers:
         value = await self.disk.read(entry)
         if value is None:
             return None
-        held = as_entry(entry, bytes(value))
+        held = entry.with_value(bytes(value))
         with contextlib.suppress(Conflict):  # its root was deleted meanwhile: this reader asked before that
             self.store.put(held)
         return held

@@ -18,7 +18,8 @@ from pdbus.cache.invalidations import Invalidations
 from pdbus.cache.logbook import Logbook
 from pdbus.cache.settings import STORE_SHARE, CacheSettings
 from pdbus.cache.transfers import Transfers
-from pdbus.caching.disk import RECORD_BYTES, DiskStore
+from pdbus.caching.disk import DiskStore
+from pdbus.caching.disk_entry import RECORD_BYTES
 from pdbus.caching.store import Store
 from pdbus.context import Deadline
 from pdbus.messages.presence import Card, Load

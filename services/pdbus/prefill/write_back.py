@@ -22,9 +22,9 @@ _MOST_WAITING = 4096
 """Pages that wait to be written, of either kind; more are not kept."""
 _REMEMBERED = 16_384
 _EXPORTED = 4
-"""Pages copied out of the pool at a time. Only for the copying are they held."""
-_LOOK_S = 0.02
-"""How often a busy engine is looked at."""
+"""Hot pages copied out of the pool at a time. Only for the copying are they held."""
+_CALM_S = 0.05
+"""So long after it has computed something the engine is not taken for idle: the next prompt is often on its way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,15 @@ class WriteBack:
         while True:
             await self._news.wait()
             self._news.clear()
+            calm = False
             while self._hot or self._cold:
-                if not self._hot and self._core.busy:
-                    await asyncio.sleep(_LOOK_S)
-                    continue
-                queue = self._hot or self._cold
-                await self._write([queue.popleft() for _ in range(min(_EXPORTED, len(queue)))])
+                if self._hot:
+                    await self._write([self._hot.popleft() for _ in range(min(_EXPORTED, len(self._hot)))])
+                elif calm and not self._core.busy:
+                    await self._write([self._cold.popleft()])
+                else:
+                    await asyncio.sleep(_CALM_S)
+                    calm = not self._core.busy
 
     async def _write(self, pages: list[_Page]) -> None:
         for page, value in zip(pages, await self._exported(pages), strict=True):

@@ -17,43 +17,14 @@ from __future__ import annotations
 import heapq
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
+from pdbus.caching.disk_entry import DiskEntry, head_of
 from pdbus.caching.entry import Entry
-from pdbus.caching.segment import Head, Segment
+from pdbus.caching.segment import Segment
 from pdbus.caching.segments import Segments
-from pdbus.caching.store import TOMBSTONE_S
 
 log = logging.getLogger(__name__)
-
-RECORD_BYTES = 1200
-"""What an entry costs in memory: its head, its places in the indexes. A test measures it."""
-_LONGEST_S = TOMBSTONE_S / 2
-"""Shorter than the log of invalidations goes back, so that an entry never outlives the news of its deletion."""
-
-
-@dataclass(eq=False, slots=True)
-class DiskEntry:
-    """A record and where it lies. Fields as in Entry; times on the monotonic clock of this life."""
-
-    segment: Segment
-    offset: int
-    head: Head
-    root: bytes
-    stored_s: float
-    expires_s: float
-    hits: int = 0
-    void: bool = False
-    """Deleted."""
-
-    @property
-    def size(self) -> int:
-        return self.head.size
-
-    @property
-    def material(self) -> bytes:
-        return self.head.material
 
 
 class DiskStore:
@@ -78,8 +49,7 @@ class DiskStore:
             for offset, head in records[: self._most_entries - len(self)]:
                 if head.key in self._entries:  # written again later, as it moved on
                     self._forget(self._entries[head.key])
-                stored_s, expires_s = head.stored_s - self._wall_s, head.expires_s - self._wall_s
-                self._remember(DiskEntry(segment, offset, head, head.root, stored_s, expires_s))
+                self._remember(DiskEntry.found(segment, offset, head, self._wall_s))
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -98,19 +68,25 @@ class DiskStore:
             return None
         if max_age_s is not None and now_s - entry.stored_s > max_age_s:
             return None
-        self._unroot(entry)
-        entry.root = root
-        self._by_root.setdefault(root, set()).add(key)
+        self.adopt(key, root)
         entry.hits += 1
         return entry
 
+    def adopt(self, key: bytes, root: bytes) -> None:
+        """From now on an entry, if there is one, belongs to `root`."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.root != root:
+            self._unroot(entry)
+            entry.root = root
+            self._by_root.setdefault(root, set()).add(key)
+
     def fits(self, entry: Entry) -> bool:
         """Whether it may be written at all."""
-        return _head(entry, self._wall_s).record_bytes <= self._files.segment_bytes // 2
+        return head_of(entry, self._wall_s).record_bytes <= self._files.segment_bytes // 2
 
     def begin(self, entry: Entry) -> DiskEntry | None:
         """A place for the entry, for `write` to fill and `commit` to make known. None: `retire` has to make room."""
-        head = _head(entry, self._wall_s)
+        head = head_of(entry, self._wall_s)
         if len(self) + len(self._writing) >= self._most_entries:
             return None
         place = self._files.reserve(head.record_bytes)
@@ -128,7 +104,7 @@ class DiskStore:
 
     def commit(self, entry: DiskEntry, written: bool = True) -> bool:
         """Makes a written entry findable. False: it was deleted meanwhile, or could not be written."""
-        key = entry.head.key
+        key = entry.key
         if self._writing.get(key) is entry:
             del self._writing[key]
         if not written:
@@ -153,7 +129,7 @@ class DiskStore:
             room -= entry.head.record_bytes
             if room >= 0:
                 kept.append(entry)
-        for key in keys - {entry.head.key for entry in kept}:
+        for key in keys - {entry.key for entry in kept}:
             self._forget(self._entries[key])
         return kept
 
@@ -179,7 +155,7 @@ class DiskStore:
         return len(found)
 
     def delete_root(self, root: bytes) -> int:
-        being_written = [entry.head.key for entry in self._writing.values() if entry.root == root]
+        being_written = [entry.key for entry in self._writing.values() if entry.root == root]
         return self.delete([*self._by_root.get(root, ()), *being_written])
 
     def expire(self, now_s: float) -> int:
@@ -228,13 +204,13 @@ class DiskStore:
         assert all(segment in self._files for segment in self._by_segment)
 
     def _remember(self, entry: DiskEntry) -> None:
-        key = entry.head.key
+        key = entry.key
         self._entries[key] = entry
         self._by_root.setdefault(entry.root, set()).add(key)
         self._by_segment.setdefault(entry.segment, set()).add(key)
 
     def _forget(self, entry: DiskEntry) -> None:
-        key = entry.head.key
+        key = entry.key
         del self._entries[key]
         self._unroot(entry)
         keys = self._by_segment[entry.segment]
@@ -244,26 +220,12 @@ class DiskStore:
 
     def _unroot(self, entry: DiskEntry) -> None:
         keys = self._by_root[entry.root]
-        keys.discard(entry.head.key)
+        keys.discard(entry.key)
         if not keys:
             del self._by_root[entry.root]
 
     def _void(self, entry: DiskEntry) -> None:
         entry.void = True
-        if self._entries.get(entry.head.key) is entry:
+        if self._entries.get(entry.key) is entry:
             self._forget(entry)
             self._unmarked.append(entry)
-
-
-def _head(entry: Entry, wall_s: float) -> Head:
-    return Head(
-        entry.key,
-        entry.root,
-        entry.tenant,
-        entry.material,
-        len(entry.value),
-        entry.size,
-        entry.packed,
-        entry.stored_s + wall_s,
-        min(entry.expires_s, entry.stored_s + _LONGEST_S) + wall_s,
-    )

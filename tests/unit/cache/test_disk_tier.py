@@ -148,6 +148,18 @@ async def test_a_root_that_is_buried_is_not_read_from_the_disk_nor_adopts_pages(
         assert await client.get(0) == [value(0)]
 
 
+async def test_a_page_read_from_memory_under_another_root_outlives_the_older_one_on_disk_too(
+    tmp_path: Path,
+) -> None:
+    async with living(tmp_path) as client:
+        await client.put(1)
+        await client.get(1)
+        assert await client.get(1, root=R2) == [value(1)]
+        assert client.node.store.bury(R1, 0.0, second=False) == 0
+        assert key(1) in client.node.disk.disk
+        assert client.node.store.bury(R2, 0.0, second=False) == 2
+
+
 @pytest.mark.parametrize("how", ["keys", "root", "clear"])
 async def test_deleting_reaches_what_waits_and_what_is_on_the_disk(tmp_path: Path, how: str) -> None:
     async with living(tmp_path) as client:

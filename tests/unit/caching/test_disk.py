@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdbus.caching.disk import RECORD_BYTES, DiskEntry, DiskStore
+from pdbus.caching.disk import DiskStore
+from pdbus.caching.disk_entry import RECORD_BYTES, DiskEntry
 from pdbus.caching.entry import Entry
 from pdbus.caching.store import TOMBSTONE_S
 from pdbus.errors import Corrupt
