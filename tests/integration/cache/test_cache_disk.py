@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
+import random
+import sys
 from collections.abc import AsyncIterator, Callable
 from hashlib import sha256
 from pathlib import Path
@@ -111,6 +115,48 @@ async def test_a_node_that_may_have_missed_an_invalidation_gives_its_disk_up(
             assert not await serves(bus, service, root)
             assert service.disk
             assert len(service.disk.disk) == 0
+
+
+async def test_after_kill_9_in_the_middle_of_writing_pages_are_whole_or_absent(
+    nats_url: str, bus: Bus, fleet: Fleet, unique: Callable[[str], str], tmp_path: Path
+) -> None:
+    name, noise = unique("cache"), random.Random(8)
+    values = {sha256(b"%d" % number + name.encode()).digest(): noise.randbytes(150_000) for number in range(60)}
+    root = sha256(name.encode()).digest()
+    environ = {"NATS_URL": nats_url, "PDBUS_ID": name, "PDBUS_DATA": str(tmp_path), "PDBUS_CACHE_BYTES": str(8 << 20)}
+
+    async def started() -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "pdbus.cache", env={**os.environ, **environ}
+        )
+        known = {card.incarnation for card in fleet.live("cache") if card.id == name}
+        await fleet.wait_for(
+            lambda fleet: any(
+                card.id == name and card.state == "ready" and card.incarnation not in known
+                for card in fleet.live("cache")
+            ),
+            Deadline.after(30.0),
+        )
+        return process
+
+    async def read(key: bytes) -> bytes | None:
+        (found,) = await CacheNode(bus, name).get(CacheGet("kv", (key,), root), [b"m"], ctx())
+        return found
+
+    process = await started()
+    client = CacheNode(bus, name)
+    for key, value in values.items():  # more than the memory holds: most of it is on the disk, or on its way there
+        await client.put(CachePut("kv", key, root, "t", b"m", 60_000, len(value)), value, ctx())
+    process.kill()
+    await process.wait()
+    process = await started()
+    try:
+        found = {key: await read(key) for key in values}
+        assert all(value in (None, values[key]) for key, value in found.items())
+        assert sum(value is not None for value in found.values()) >= 10
+    finally:
+        process.terminate()
+        await process.wait()
 
 
 async def test_without_a_data_folder_or_with_no_bytes_there_is_no_disk(tmp_path: Path, bus: Bus) -> None:
