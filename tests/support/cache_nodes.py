@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pdbus.bus.bus import Bus, memory_bus
 from pdbus.bus.memory import MemoryBroker
 from pdbus.bus.presence import Presence
+from pdbus.cache.disk_tier import DiskTier
 from pdbus.cache.handlers import Handlers
 from pdbus.cache.transfers import Transfers
+from pdbus.caching.disk import DiskStore
 from pdbus.caching.store import Store
 from pdbus.errors import PdbusError
 from pdbus.messages.presence import Card, State
@@ -25,6 +29,7 @@ class Node:
     store: Store
     transfers: Transfers
     handlers: Handlers
+    disk: DiskTier | None = None
     refuses: PdbusError | None = None
     hangs: bool = False
     state: State = "ready"
@@ -36,19 +41,29 @@ class Node:
 
 
 @asynccontextmanager
-async def cache_node(broker: MemoryBroker, name: str, budget_bytes: int = 64 << 20) -> AsyncIterator[Node]:
-    """A served node with a presence card; set `refuses` or `hangs` to make it so."""
+async def cache_node(
+    broker: MemoryBroker,
+    name: str,
+    budget_bytes: int = 64 << 20,
+    folder: Path | None = None,
+    disk_bytes: int = 64 << 20,
+) -> AsyncIterator[Node]:
+    """A served node with a presence card; set `refuses` or `hangs` to make it so. `folder`: of its disk tier."""
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(memory_bus(broker))
-        store = Store(budget_bytes, bus.incarnation)
+        disk = None
+        if folder:
+            files = DiskStore(folder, disk_bytes, 10_000, time.time() - time.monotonic())
+            disk = await stack.enter_async_context(DiskTier(files))
+        store = Store(budget_bytes, bus.incarnation, disk)
         transfers = Transfers(bus, budget_bytes)
 
         def check() -> None:
             if node.refuses:
                 raise node.refuses
 
-        handlers = Handlers(name, bus, store, transfers, 3600.0, check)
-        node = Node(name, bus, store, transfers, handlers)
+        handlers = Handlers(name, bus, store, transfers, 3600.0, check, disk)
+        node = Node(name, bus, store, transfers, handlers, disk)
 
         async def get(message, ctx):
             node.calls.append(message)

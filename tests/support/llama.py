@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pdbus.kv.format import KvDtype
 from pdbus.kv.pool import KvPool
 from pdbus.model.batch import Batch, SequenceSlice
 from pdbus.model.build import build
@@ -19,9 +20,9 @@ def load(checkpoint: Checkpoint) -> Llama:
 class Runner:
     """One sequence at a time, in pages that are not in order."""
 
-    def __init__(self, model: Llama, pages: int = 64, chunk: int = 10_000) -> None:
+    def __init__(self, model: Llama, pages: int = 64, chunk: int = 10_000, kv_dtype: KvDtype = "fp32") -> None:
         self.model = model
-        self.pool = KvPool(model.page_format(), pages)
+        self.pool = KvPool(model.page_format(kv_dtype), pages)
         self.page_ids = list(reversed(range(pages)))
         self.chunk = chunk
 

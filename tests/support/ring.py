@@ -11,21 +11,26 @@ class Ring:
 
     def __init__(self, *, full: bool = False) -> None:
         self.entries: dict[bytes, tuple[bytes, bytes, bytes]] = {}
-        self.puts = 0
+        self.puts = self.gets = 0
         self._full = full
 
-    async def get(self, kind: str, keys: Any, root: bytes, materials: Any, ctx: Any) -> list[bytes | None]:
+    async def get(
+        self, kind: str, keys: Any, root: bytes, materials: Any, ctx: Any, *, within_s: float
+    ) -> list[bytes | None]:
+        self.gets += 1
         found = []
         for key, material in zip(keys, materials, strict=True):
             entry = self.entries.get(key)
             found.append(entry[2] if entry and entry[:2] == (root, material) else None)
         return found
 
-    def put(self, kind: str, key: bytes, root: bytes, material: bytes, value: bytes, ctx: Any, *, ttl_s: float) -> bool:
+    async def write(
+        self, kind: str, key: bytes, root: bytes, material: bytes, value: Any, ctx: Any, *, ttl_s: float
+    ) -> bool:
         if self._full:
             return False
         self.puts += 1
-        self.entries[key] = (root, material, value)
+        self.entries[key] = (root, material, bytes(value))
         return True
 
 

@@ -18,7 +18,9 @@ from pdbus.decode.worker import DecodeWorker
 from pdbus.engine.scheduler import Limits
 from pdbus.engine.versions import Versions
 from pdbus.engine.worker import Worker
+from pdbus.kv.format import KvDtype
 from pdbus.kv.pool import KvPool
+from pdbus.kv.swap_file import SwapFile
 from pdbus.messages.presence import Card
 from pdbus.model.checkpoint import Checkpoint
 from pdbus.model.compute import compute_class
@@ -112,6 +114,8 @@ async def rig(
     decode_pages: int | None = None,
     chunk_tokens: int = 32,
     running: int = 8,
+    kv_dtype: KvDtype = "fp32",
+    swap_pages: int = 0,
 ) -> AsyncIterator[Rig]:
     torch.set_num_threads(1)
     async with AsyncExitStack() as stack:
@@ -127,18 +131,21 @@ async def rig(
             inner = killable if kind == "prefill" else stack
             bus = await inner.enter_async_context(new_bus())
             fleet = await inner.enter_async_context(Fleet(bus))
-            versions = await inner.enter_async_context(Versions(source, "cpu", compute_class("cpu")))
+            versions = await inner.enter_async_context(
+                Versions(source, "cpu", compute_class("cpu", kv_dtype), kv_dtype)
+            )
             versions.want(source.root_of.values())
             first = await versions.first()
             await _all_loaded(versions, source)
-            pool = KvPool(first.model.page_format(), count)
+            pool = KvPool(first.scope.page_format, count)
             limits = Limits(pool.format.page_tokens, chunk_tokens, running)
             common = (bus, id_, name, versions, fleet, pool, limits)
             if kind == "prefill":
                 ring = await inner.enter_async_context(CacheRing(bus, fleet, replicas=1))
                 worker: Any = PrefillWorker(*common, ring)
             else:
-                worker = DecodeWorker(*common)
+                swap = inner.enter_context(SwapFile(None, swap_pages * pool.format.page_bytes, pool.format.page_bytes))
+                worker = DecodeWorker(*common, swap)
             workers.append(await inner.enter_async_context(worker))
             card = _card(kind, id_, bus, name, 0)
             presence = Presence(bus, lambda seq, card=card: replace(card, seq=seq))

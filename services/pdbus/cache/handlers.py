@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from pdbus.bus.bus import Bus
-from pdbus.cache.transfers import Transfers
+from pdbus.cache.disk_tier import DiskTier
+from pdbus.cache.transfers import Item, Transfers, Value
 from pdbus.caching.compression import pack, unpack
+from pdbus.caching.disk_entry import DiskEntry
 from pdbus.caching.entry import Entry
 from pdbus.caching.fences import Fence
 from pdbus.caching.store import Store
 from pdbus.canonical import DIGEST_BYTES
 from pdbus.context import RequestContext
-from pdbus.errors import InvalidRequest
+from pdbus.errors import Conflict, InvalidRequest
 from pdbus.messages.cache import (
     INLINE_BYTES,
     CacheDelete,
@@ -42,7 +45,8 @@ _ABSENT = -1
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
-    """`check_caught_up` raises Unavailable while the node may have missed an invalidation."""
+    """`check_caught_up` raises Unavailable while the node may have missed an invalidation. `disk`: the tier below the
+    store, if the node has one."""
 
     node: str
     bus: Bus
@@ -50,6 +54,7 @@ class Handlers:
     transfers: Transfers
     longest_ttl_s: float
     check_caught_up: Callable[[], None]
+    disk: DiskTier | None = None
 
     async def get(self, wanted: CacheGet, ctx: RequestContext) -> CacheGetReply:
         """Small values inline, as far as the reply has room; the others by bulk, or only their sizes where the reader
@@ -60,28 +65,29 @@ class Handlers:
             raise InvalidRequest(f"at most {MOST_KEYS} keys in one get", param="keys")
         if wanted.stream and not wanted.receiver:
             raise InvalidRequest("a stream needs the bulk address of its receiver", param="receiver")
-        max_age_s = None if wanted.max_age_ms is None else wanted.max_age_ms / 1e3
+        if await self._promote_small(wanted):
+            self.check_caught_up()
         now_s, room = time.monotonic(), REPLY_BYTES
         told = self.store.fences.told
         found: list[CacheFound] = []
-        large: list[tuple[int, Entry]] = []
+        large: list[Item] = []
         for key in wanted.keys:
-            entry = self.store.get(wanted.kind, key, wanted.root, now_s, max_age_s)
+            entry = self._find(wanted, key, now_s)
             if entry is None or len(entry.material) > room:
                 found.append(CacheFound(_ABSENT, generation=told.generation))
                 continue
             room -= len(entry.material)
-            inline = entry.size <= min(INLINE_BYTES, room)
-            if inline:
+            value: bytes | None = None
+            if isinstance(entry, Entry) and entry.size <= min(INLINE_BYTES, room):
                 room -= entry.size
+                value = _plain(entry)
             else:
-                large.append((len(found), entry))
+                large.append(Item(len(found), entry.size, partial(self._load, entry)))
             age_ms = int((now_s - entry.stored_s) * 1e3)
-            value = _plain(entry) if inline else None
             found.append(CacheFound(entry.size, age_ms, material=entry.material, value=value))
         if large and wanted.stream and not self.transfers.send(wanted.receiver, wanted.stream, large, ctx.deadline):
-            for at, _ in large:
-                found[at] = CacheFound(_ABSENT, generation=told.generation)
+            for item in large:
+                found[item.index] = CacheFound(_ABSENT, generation=told.generation)
         return CacheGetReply(self.node, told.incarnation, tuple(found))
 
     async def put(self, put: CachePut, ctx: RequestContext) -> CachePutReply:
@@ -94,14 +100,14 @@ class Handlers:
             return CachePutReply(False)
         if put.value is not None:
             return CachePutReply(self._keep(put, put.value, pack(put.value)))
-        held = self.store.get(put.kind, put.key, put.root, time.monotonic())
+        held = self._find(CacheGet(put.kind, (put.key,), put.root), put.key, time.monotonic())
         if held is not None and held.material == put.material:
             return CachePutReply(False)
         stream = await self.transfers.take(put.size, partial(self._keep_large, put), ctx.deadline)
         return CachePutReply(False, self.bus.bulk.address if stream else "", stream)
 
     async def delete(self, wanted: CacheDelete, ctx: RequestContext) -> CacheDeleteReply:
-        """Deletes what is here now. Tombstones come by the log alone, whose order a late call can't upset."""
+        """Deletes what is here now, in every tier. Tombstones come by the log alone: no late call upsets its order."""
         deleted = self.store.delete(wanted.keys)
         if wanted.root:
             deleted += self.store.delete_root(wanted.root)
@@ -113,9 +119,50 @@ class Handlers:
         if not 1 <= wanted.limit <= MOST_SCANNED:
             raise InvalidRequest(f"a limit of 1 to {MOST_SCANNED}", param="limit")
         entries, more = self.store.scan(wanted.after, wanted.limit, wanted.root)
-        return CacheScanReply(
-            tuple(ScannedEntry(e.kind, e.key, e.root, e.tenant, e.size, e.name) for e in entries), more
-        )
+        found = {e.key: ScannedEntry(e.kind, e.key, e.root, e.tenant, e.size, e.name) for e in entries}
+        if self.disk:
+            below, more_below = self.disk.disk.scan(wanted.after, wanted.limit, wanted.root)
+            more = more or more_below
+            found = {e.head.key: ScannedEntry("kv", e.head.key, e.root, e.head.tenant, e.size) for e in below} | found
+        ordered = [found[key] for key in sorted(found)]
+        return CacheScanReply(tuple(ordered[: wanted.limit]), more or len(ordered) > wanted.limit)
+
+    def _find(self, wanted: CacheGet, key: bytes, now_s: float) -> Entry | DiskEntry | None:
+        max_age_s = None if wanted.max_age_ms is None else wanted.max_age_ms / 1e3
+        entry = self.store.get(wanted.kind, key, wanted.root, now_s, max_age_s)
+        if entry is not None or not self.disk or wanted.kind != "kv" or self.store.fences.buried(wanted.root):
+            return entry
+        on_disk = self.disk.disk.get(key, wanted.root, now_s, max_age_s)
+        if on_disk is not None:
+            self.disk.expect(on_disk)
+        return on_disk
+
+    async def _promote_small(self, wanted: CacheGet) -> bool:
+        """Brings into memory what is on the disk and small enough to travel inside the reply. False: there was none."""
+        if not self.disk or wanted.kind != "kv":
+            return False
+        known = [self.disk.disk.peek(key) for key in wanted.keys if key not in self.store]
+        small = [entry for entry in known if entry and entry.size <= INLINE_BYTES]
+        for entry in small:
+            await self._from_disk(entry)
+        return bool(small)
+
+    async def _load(self, entry: Entry | DiskEntry) -> Value | None:
+        held = await self._from_disk(entry) if isinstance(entry, DiskEntry) else entry
+        if held is None:
+            return None
+        return await asyncio.to_thread(unpack, held.value, held.size) if held.packed else held.value
+
+    async def _from_disk(self, entry: DiskEntry) -> Entry | None:
+        """The entry with its value, which is in memory from now on if there is room for it."""
+        assert self.disk
+        value = await self.disk.read(entry)
+        if value is None:
+            return None
+        held = entry.with_value(bytes(value))
+        with contextlib.suppress(Conflict):  # its root was deleted meanwhile: this reader asked before that
+            self.store.put(held)
+        return held
 
     async def _keep_large(self, put: CachePut, value: bytes) -> None:
         self._keep(put, value, await asyncio.to_thread(pack, value))

@@ -1,6 +1,7 @@
 """Keeps a node's store in step with the log of invalidations, and says whether it is.
 
-A node that restarts replays the log, so that roots stay buried which were before. If entries of the log can't be had
+A node that restarts replays the log, so that roots stay buried which were before, and are deleted from its disk if they
+are not yet. If entries of the log can't be had
 any more (it was made anew, or lost some while the node was cut off), the node can't know what it missed: it forgets
 everything and takes a new incarnation.
 """
@@ -15,6 +16,7 @@ from typing import Self
 
 from pdbus.bus.bus import Bus
 from pdbus.bus.follower import Follower
+from pdbus.cache.logbook import Logbook, Place
 from pdbus.caching.store import Store
 from pdbus.context import new_id
 from pdbus.errors import Corrupt, PdbusError, Unavailable
@@ -28,14 +30,21 @@ _RETRY_S = 0.5
 
 
 class Invalidations:
-    """Follows the log while its scope lasts. `lag_s`: how old the last confirmation of its end may be."""
+    """Follows the log while its scope lasts. `lag_s`: how old the last confirmation of its end may be.
 
-    def __init__(self, bus: Bus, store: Store, lag_s: float) -> None:
+    `logbook`: of a node with a disk; the store is emptied unless the log has all since the place that it names."""
+
+    def __init__(self, bus: Bus, store: Store, lag_s: float, logbook: Logbook | None = None) -> None:
         self.seq = 0
         """The last entry applied."""
         self._bus = bus
         self._store = store
         self._lag_s = lag_s
+        self._logbook = logbook
+        self._created = ""
+        """The log's date of birth."""
+        self._replayed_to = 0
+        """Where the last life ended."""
         self._follower: Follower[Invalidated] | None = None
         self._task: asyncio.Task[None] | None = None
         self._deleted = meter().create_counter("pdbus.cache.invalidated", unit="{entry}")
@@ -74,10 +83,11 @@ class Invalidations:
             case "delete":
                 deleted = self._store.bury(entry.root, time.monotonic(), entry.second)
             case "restore":
+                deleted = 0
                 self._store.lift(entry.root)
-                return
             case "delete_name":
                 deleted = self._store.delete_name(entry.name, entry.generation)
+        self._note()
         self._deleted.add(deleted, {"pdbus.action": entry.action})
         log.info("%s %s: %d entries deleted", entry.action, entry.name or entry.root.hex()[:12], deleted)
 
@@ -94,10 +104,32 @@ class Invalidations:
             await asyncio.sleep(_RETRY_S)
 
     async def _apply_all(self) -> None:
+        if self._logbook and not self.seq:
+            await self._compare(self._logbook)
         async with self._bus.logs.follow(INVALIDATED(), after=self.seq) as follower:
             self._follower = follower
             async for record in follower:
                 self.apply(record.seq, record.entry)
+
+    async def _compare(self, logbook: Logbook) -> None:
+        """Gives the disk up if the log has not all that came since the disk was last in step with it."""
+        state, place = await self._bus.logs.state(INVALIDATED()), logbook.read()
+        if place is None:  # a first life
+            self._store.clear(new_id())
+        elif not place.follows_from(state):
+            self._forget("the log of invalidations is another one, or has lost entries since the last life")
+            place = None
+        place = place or Place(state.created, 0)
+        self._created, self._replayed_to = state.created, place.seq
+        self._note()
+
+    def _note(self) -> None:
+        """Writes down how far the store is in step; a replay of older entries takes nothing back."""
+        if self._logbook and self._created:
+            try:
+                self._logbook.write(Place(self._created, max(self.seq, self._replayed_to)))
+            except OSError as error:
+                log.warning("the logbook can't be written: a restart may give up the disk: %s", error)
 
     def _forget(self, why: str) -> None:
         log.warning("forgetting all entries: %s", why)

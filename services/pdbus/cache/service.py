@@ -12,10 +12,14 @@ from typing import Any, ClassVar, Self
 
 from pdbus.bus.bus import Bus
 from pdbus.bus.serving import Registration
+from pdbus.cache.disk_tier import DiskTier
 from pdbus.cache.handlers import Handlers
 from pdbus.cache.invalidations import Invalidations
+from pdbus.cache.logbook import Logbook
 from pdbus.cache.settings import STORE_SHARE, CacheSettings
 from pdbus.cache.transfers import Transfers
+from pdbus.caching.disk import DiskStore
+from pdbus.caching.disk_entry import RECORD_BYTES
 from pdbus.caching.store import Store
 from pdbus.context import Deadline
 from pdbus.messages.presence import Card, Load
@@ -29,18 +33,23 @@ _AT_ONCE = 1024
 _SWEEP_S = 5.0
 _TRANSFER_SHARE = 0.1
 """Of the node's memory, for values on their way in each direction."""
+_DISK_INDEX_SHARE = 0.05
+"""Of the node's memory, for the index of its disk."""
 
 
 class CacheService(Service[CacheSettings]):
-    """Starts empty; its memory is its process's. Its card says "starting" until it has read the log of invalidations to
-    its end, and again whenever it loses touch with it: then it answers `unavailable`, and rings leave it out."""
+    """Starts with an empty memory, and with what a former life left on its disk if it has one. Its card says "starting"
+    until it has read the log of invalidations to its end, and again whenever it loses touch with it: then it answers
+    `unavailable`, and rings leave it out."""
 
     name: ClassVar[str] = "cache"
 
     def __init__(self, settings: CacheSettings, bus: Bus) -> None:
         super().__init__(settings, bus)
-        self.store = Store(int(settings.cache_bytes * STORE_SHARE), bus.incarnation)
-        self.invalidations = Invalidations(bus, self.store, settings.cache_lag_s)
+        self.disk = _disk_tier(settings)
+        self.store = Store(int(settings.cache_bytes * STORE_SHARE), bus.incarnation, self.disk)
+        logbook = Logbook(settings.data / "kv" / "log.json") if self.disk and settings.data else None
+        self.invalidations = Invalidations(bus, self.store, settings.cache_lag_s, logbook)
         self._transfers = Transfers(bus, int(settings.cache_bytes * _TRANSFER_SHARE))
         self._registrations: list[Registration[Any, Any]] = []
         self._stack = AsyncExitStack()
@@ -48,6 +57,8 @@ class CacheService(Service[CacheSettings]):
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             await self.bus.logs.ensure()
+            if self.disk:
+                await stack.enter_async_context(self.disk)
             stack.push_async_callback(self._transfers.close)
             await stack.enter_async_context(self.invalidations)
             await self._serve(stack)
@@ -82,11 +93,13 @@ class CacheService(Service[CacheSettings]):
         for registration in self._registrations:
             await registration.drain(deadline)
         await self._transfers.drain(deadline)
+        if self.disk:
+            await self.disk.drain(deadline)
 
     async def _serve(self, stack: AsyncExitStack) -> None:
         node = self.settings.id
         handlers = Handlers(
-            node, self.bus, self.store, self._transfers, self.settings.cache_ttl_s, self.invalidations.check
+            node, self.bus, self.store, self._transfers, self.settings.cache_ttl_s, self.invalidations.check, self.disk
         )
         self._registrations = [
             await self.bus.serve(CACHE_GET(node=node), handlers.get, limit=_AT_ONCE),
@@ -102,6 +115,16 @@ class CacheService(Service[CacheSettings]):
         while True:
             await asyncio.sleep(_SWEEP_S)
             self.store.expire(time.monotonic())
+            if self.disk:
+                self.disk.expire(time.monotonic())
+
+
+def _disk_tier(settings: CacheSettings) -> DiskTier | None:
+    if settings.data is None or not settings.disk_bytes:
+        return None
+    most_entries = int(settings.cache_bytes * _DISK_INDEX_SHARE) // RECORD_BYTES
+    wall_s = time.time() - time.monotonic()
+    return DiskTier(DiskStore(settings.data / "kv", settings.disk_bytes, most_entries, wall_s))
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

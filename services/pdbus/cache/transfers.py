@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 from pdbus.bus.bus import Bus
-from pdbus.caching.compression import unpack
-from pdbus.caching.entry import Entry
 from pdbus.context import Deadline
 from pdbus.errors import Corrupt, Unavailable
 from pdbus.messages.bulk import CacheHead
@@ -17,6 +17,19 @@ from pdbus.subjects import TRANSFER
 
 _AT_ONCE = 4
 _WAITING = 32
+
+
+Value: TypeAlias = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A value to be sent: the `index` that the reader knows it by, its size, and how to get it when its turn comes."""
+
+    index: int
+    size: int
+    load: Callable[[], Awaitable[Value | None]]
+    """None: it is not there any more, and left out."""
 
 
 class Transfers:
@@ -30,10 +43,10 @@ class Transfers:
     def __len__(self) -> int:
         return len(self._sends) + len(self._takes)
 
-    def send(self, address: str, stream: str, values: list[tuple[int, Entry]], deadline: Deadline) -> bool:
-        """Begins to send (index, entry) pairs to a reader's stream. False: too much is on its way already."""
-        size = sum(entry.size for _, entry in values)
-        return self._sends.start(size, partial(self._send, address, stream, values, deadline))
+    def send(self, address: str, stream: str, items: list[Item], deadline: Deadline) -> bool:
+        """Begins to send values to a reader's stream. False: too much is on its way already."""
+        size = sum(item.size for item in items)
+        return self._sends.start(size, partial(self._send, address, stream, items, deadline))
 
     async def take(self, size: int, keep: Callable[[bytes], Awaitable[None]], deadline: Deadline) -> str:
         """Opens a stream for one value of `size` bytes, to be given to `keep`. Returns its id, or "" if too much is on
@@ -51,11 +64,12 @@ class Transfers:
         await self._sends.close()
         await self._takes.close()
 
-    async def _send(self, address: str, stream: str, values: list[tuple[int, Entry]], deadline: Deadline) -> None:
+    async def _send(self, address: str, stream: str, items: list[Item], deadline: Deadline) -> None:
         async with self._bus.bulk.send(TRANSFER.name(address=address, stream=stream), deadline) as out:
-            for index, entry in values:
-                value = await asyncio.to_thread(unpack, entry.value, entry.size) if entry.packed else entry.value
-                await out.item(CacheHead(index), value)
+            for item in items:
+                value = await item.load()
+                if value is not None:
+                    await out.item(CacheHead(item.index), value)
 
     async def _take(
         self,

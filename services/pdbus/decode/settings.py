@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from pdbus.engine.settings import EngineSettings
+from pdbus.settings import SettingsError
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSettings(EngineSettings):
     most_running: int = 64
     """Answers in one step."""
+    data: Path | None = None
+    """Where the file of preempted answers lies; absent: where temporary files do."""
+    swap_bytes: int = 1 << 30
+    """Of that file; 0: an answer that finds no page to grow is started again elsewhere."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.swap_bytes < 0:
+            raise SettingsError("PDBUS_SWAP_BYTES must be 0 or above")

@@ -20,6 +20,7 @@ from pdbus.engine.worker import LOAD_S, Worker
 from pdbus.errors import Cancelled, Conflict, InvalidRequest, Overloaded, StaleAttempt, TooLarge, Unavailable
 from pdbus.kv.pages import PageHold
 from pdbus.kv.pool import KvPool
+from pdbus.kv.swap_file import SwapFile
 from pdbus.messages.common import Ticket
 from pdbus.messages.decode import DecodeRun, Lease, Reserve
 from pdbus.messages.presence import Load
@@ -35,9 +36,17 @@ class DecodeWorker(Worker[DecodeJob]):
     service: ClassVar[str] = "decode"
 
     def __init__(
-        self, bus: Bus, id: str, model: str, versions: Versions, fleet: Fleet, pool: KvPool, limits: Limits
+        self,
+        bus: Bus,
+        id: str,
+        model: str,
+        versions: Versions,
+        fleet: Fleet,
+        pool: KvPool,
+        limits: Limits,
+        swap: SwapFile | None = None,
     ) -> None:
-        super().__init__(bus, id, model, versions, fleet, pool, limits, MOST_JOBS)
+        super().__init__(bus, id, model, versions, fleet, pool, limits, MOST_JOBS, swap)
         self.leases = Leases(MOST_LEASES)
 
     @property
@@ -108,11 +117,12 @@ class DecodeWorker(Worker[DecodeJob]):
         return job
 
     def _allocate(self, hold: PageHold, tokens: int) -> None:
-        """Pages for the prompt and the first token, such that every running answer can still grow by one."""
+        """Pages for the prompt and the first token, such that every running answer can still grow by one; but none
+        before preempted answers have theirs back."""
         wanted = self.pool.format.pages_for(tokens + 1)
         if wanted > self.core.pages.total:
             raise TooLarge(f"{tokens} tokens are more than this worker's KV pool holds", param="tokens")
-        if not self.core.pages.can_allocate(wanted + self.core.running):
+        if self.core.preempted or not self.core.pages.can_allocate(wanted + self.core.running):
             raise Overloaded("no KV pages are free here", retry_after_s=0.5)
         hold.allocate(wanted)
 

@@ -70,7 +70,7 @@ class PrefillJob(Job):
         handing_over: asyncio.Task[None] | None = None
         try:
             self._worker.core.submit(self._sequence)
-            cached = await self._until_started()
+            cached = shared = await self._until_started()
             started_ns = time.time_ns()
             record_span(Phase.QUEUE, self.accepted_ns, started_ns)
             if not self._only_one:
@@ -79,11 +79,14 @@ class PrefillJob(Job):
             self._cached_tokens = min(cached, len(self._sequence.ticket.prompt))
             self._handoff.cached(cached)
             self._worker.core.resume(self._sequence, cached)
+            resumed_s = time.monotonic()
             await asyncio.shield(self.ended)
             computed = len(self._sequence.ticket.tokens) - cached
+            self._worker.l2.rates.computed(computed, time.monotonic() - resumed_s)
+            self._worker.l2.count(shared, cached - shared, computed)
             attributes = {"gen_ai.usage.cache_read.input_tokens": cached, "pdbus.computed_tokens": computed}
             record_span(Phase.PREFILL, started_ns, time.time_ns(), attributes=attributes)
-            self._worker.l2.keep(self._sequence, cached)
+            self._worker.l2.keep(self._sequence, shared)
             if self.finished:
                 await self._release_decode()
             elif handing_over:

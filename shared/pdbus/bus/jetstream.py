@@ -38,6 +38,8 @@ class Stored:
 class StreamState:
     created: str
     last_seq: int
+    first_seq: int
+    """Of the oldest message that is still there; one beyond the last where there is none."""
 
 
 class JetStream:
@@ -63,7 +65,7 @@ class JetStream:
     async def state(self, stream: str) -> StreamState:
         async with self._context() as js:
             info = await js.stream_info(stream)
-        return StreamState(str(info.created), int(info.state.last_seq))
+        return StreamState(str(info.created), int(info.state.last_seq), int(info.state.first_seq))
 
     async def publish(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
         """Returns the sequence; of the first copy, if the message id is known already."""

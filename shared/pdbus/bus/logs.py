@@ -11,7 +11,7 @@ from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfi
 from pdbus.bus.codec import encode
 from pdbus.bus.follower import Follower
 from pdbus.bus.instruments import Instruments
-from pdbus.bus.jetstream import JetStream
+from pdbus.bus.jetstream import JetStream, StreamState
 from pdbus.bus.nats import NatsTransport
 from pdbus.bus.work import Job, take
 from pdbus.context import Deadline, new_id
@@ -83,6 +83,10 @@ class Logs:
             if winner and winner.message_id == headers["Nats-Msg-Id"]:
                 return winner.seq
             raise
+
+    async def state(self, to: ToEvent[Q]) -> StreamState:
+        """Of the stream behind the log. Raises NotFound, Unavailable."""
+        return await self._js.state(_stream(to))
 
     async def last_seq(self, to: ToEvent[Q]) -> int:
         """Sequence of the subject's last entry, 0 if it has none. Raises Unavailable, NotFound (no stream)."""

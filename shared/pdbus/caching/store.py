@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from pdbus.caching.entry import Entry
 from pdbus.caching.eviction import S3Fifo
@@ -29,17 +29,38 @@ TOMBSTONE_S = 86_400.0
 """As long as the log of invalidations keeps its entries, so that a restarted node buries the same roots."""
 
 
-class Store:
-    """Bounded memory of cache entries. `incarnation`: of this memory; a new one after every loss of it."""
+class Below(Protocol):
+    """A slower tier: takes what the memory gives up, and forgets whatever the memory has to forget."""
 
-    def __init__(self, budget_bytes: int, incarnation: str) -> None:
+    def offer(self, entry: Entry) -> None:
+        """An entry that was read, or is given up. It may be kept or not; quick."""
+
+    def delete(self, keys: Iterable[bytes]) -> int: ...
+
+    def delete_root(self, root: bytes) -> int: ...
+
+    def clear(self) -> None: ...
+
+
+class Store:
+    """Bounded memory of cache entries. `incarnation`: of this memory; a new one after every loss of it.
+
+    All that deletes here deletes in the tier `below` too, so that no tier serves what another was told to forget."""
+
+    def __init__(self, budget_bytes: int, incarnation: str, below: Below | None = None) -> None:
         self.budget_bytes = budget_bytes
         self.evicted = 0
         """Entries given up for room since the start."""
-        self.clear(incarnation)
+        self._below = below
+        self._empty(incarnation)
 
     def clear(self, incarnation: str) -> None:
         """Forgets everything, fences too; fills that missed before are refused by the new incarnation."""
+        self._empty(incarnation)
+        if self._below:
+            self._below.clear()
+
+    def _empty(self, incarnation: str) -> None:
         limit = max(64, self.budget_bytes // _FENCE_SHARE // FENCE_BYTES // 2)
         self.fences = Fences(incarnation, limit, TOMBSTONE_S)
         self._entries: dict[bytes, Entry] = {}
@@ -51,6 +72,9 @@ class Store:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._entries
 
     @property
     def used_bytes(self) -> int:
@@ -75,6 +99,8 @@ class Store:
                 return None
             self._adopt(entry, root)
         self._order.hit(key)
+        if self._below:
+            self._below.offer(entry)
         return entry
 
     def admit(self, root: bytes, name: str, fence: Fence | None, charge: int) -> bool:
@@ -103,15 +129,15 @@ class Store:
         return True
 
     def delete(self, keys: Iterable[bytes]) -> int:
-        """Deletes by key; returns how many were there."""
-        present = [key for key in keys if key in self._entries]
-        for key in present:
-            self._remove(key)
-        return len(present)
+        """Deletes by key, in every tier; returns how many there were, counted in each."""
+        keys = tuple(keys)
+        deleted = self._below.delete(keys) if self._below else 0
+        return deleted + self._delete_here(keys)
 
     def delete_root(self, root: bytes) -> int:
         """Deletes all that was made from `root`, without a tombstone."""
-        return self.delete(tuple(self._by_root.get(root, ())))
+        deleted = self._below.delete_root(root) if self._below else 0
+        return deleted + self._delete_here(tuple(self._by_root.get(root, ())))
 
     def bury(self, root: bytes, now_s: float, second: bool) -> int:
         """Deletes all that was made from `root` and refuses its fills until `lift`."""
@@ -134,7 +160,7 @@ class Store:
     def expire(self, now_s: float) -> int:
         """Deletes what is over its time; returns how many. To be called now and then: a read never gives one anyway."""
         over = [bucket for bucket in self._by_expiry if (bucket + 1) * _BUCKET_S <= now_s]
-        return sum(self.delete(tuple(self._by_expiry[bucket])) for bucket in over)
+        return sum(self._delete_here(tuple(self._by_expiry[bucket])) for bucket in over)
 
     def scan(self, after: bytes, limit: int, root: bytes = b"") -> tuple[list[Entry], bool]:
         """Up to `limit` entries in key order after key `after`, of one root if given; and whether there are more."""
@@ -153,9 +179,18 @@ class Store:
         assert {key for group in self._by_name.values() for key in group} == {k for k in keys if self._entries[k].name}
         assert not any(self.fences.buried(root) for root in self._by_root)
 
+    def _delete_here(self, keys: Iterable[bytes]) -> int:
+        present = [key for key in keys if key in self._entries]
+        for key in present:
+            self._remove(key)
+        return len(present)
+
     def _make_room(self, room: int) -> bool:
         while self._entries and self.used_bytes + room > self.budget_bytes:
-            self._unindex(self._order.evict())
+            key = self._order.evict()
+            if self._below:
+                self._below.offer(self._entries[key])
+            self._unindex(key)
             self.evicted += 1
         return self.used_bytes + room <= self.budget_bytes
 

@@ -20,10 +20,12 @@ from typing import Self, TypeVar
 from pdbus.engine.scheduler import Chunk, Limits, Scheduler
 from pdbus.engine.sequence import Ended, Event, LayerReady, Produced, Sequence, Started
 from pdbus.engine.step import Abandoned, compute
+from pdbus.engine.swap import Swap
 from pdbus.engine.work import ThreadWork
 from pdbus.errors import Cancelled, PdbusError, Unavailable
 from pdbus.kv.pages import PageTable
 from pdbus.kv.pool import KvPool
+from pdbus.kv.swap_file import SwapFile
 from pdbus.messages.common import Digest
 
 log = logging.getLogger(__name__)
@@ -38,7 +40,8 @@ _IDLE_S = 0.2
 class Core:
     """Runs the engine's thread while entered. `on_events` is called in the event loop, in order.
 
-    `on_failure` is called there once, should the thread die of an error; nothing is computed any more after it."""
+    `on_failure` is called there once, should the thread die of an error; nothing is computed any more after it.
+    `swap`: keeps what is preempted; it has to live longer."""
 
     def __init__(
         self,
@@ -46,13 +49,17 @@ class Core:
         limits: Limits,
         on_events: Callable[[list[Event]], None],
         on_failure: Callable[[BaseException], None],
+        swap: SwapFile | None = None,
     ) -> None:
         self.pool = pool
         self.progress = 0
         """Counts turns and layers: it stands still only if the thread hangs."""
-        self._scheduler = Scheduler(PageTable(pool.pages), limits)
+        self.busy = False
+        """The last turn computed something."""
         self._on_events, self._on_failure = on_events, on_failure
         self._work = ThreadWork()
+        keeper = Swap(pool, swap, self._work.wake) if swap else None
+        self._scheduler = Scheduler(PageTable(pool.pages), limits, keeper)
         self._unheard = threading.Semaphore(_UNHEARD)
         self._live: dict[Sequence, asyncio.Future[None]] = {}
         self._gone = False
@@ -79,6 +86,10 @@ class Core:
     @property
     def running(self) -> int:
         return len(self._scheduler.running)
+
+    @property
+    def preempted(self) -> int:
+        return len(self._scheduler.preempted)
 
     @property
     def waiting(self) -> int:
@@ -133,7 +144,7 @@ class Core:
 
     def drop_root(self, kv_root: Digest) -> int:
         """Drops all pages made from it, and publishes none of those that running sequences still compute."""
-        for sequence in (*self._scheduler.running, *self._scheduler.waiting):
+        for sequence in self._scheduler.all:
             if sequence.version.scope.kv_root == kv_root:
                 self._scheduler.keep_private(sequence)
         return self._scheduler.pages.drop_root(kv_root)
@@ -141,10 +152,9 @@ class Core:
     def _run(self) -> None:
         failure: BaseException | None = None
         try:
-            busy = False
-            while self._work.do(0.0 if busy else _IDLE_S):
+            while self._work.do(0.0 if self.busy else _IDLE_S):
                 self.progress += 1
-                busy = self._turn()
+                self.busy = self._turn()
         except BaseException as error:  # the service has to hear of it, whatever it was
             log.exception("the engine's thread died")
             failure = error
@@ -155,7 +165,7 @@ class Core:
         """One turn; whether anything was computed."""
         scheduler = self._scheduler
         events: list[Event] = []
-        for sequence in [one for one in (*scheduler.running, *scheduler.waiting) if one.cancelled]:
+        for sequence in [one for one in scheduler.all if one.cancelled]:
             events.append(self._end(sequence, Cancelled("cancelled")))
         turn = scheduler.turn(time.monotonic())
         events += [self._end(sequence, error) for sequence, error in turn.failed]

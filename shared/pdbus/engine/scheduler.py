@@ -1,9 +1,12 @@
 """What the engine computes next. No torch and no clock of its own; the engine's thread alone calls it.
 
-A sequence is in exactly one of two places:
+A sequence is in exactly one of three places:
 
     waiting  admitted in order of arrival, once there is room and its pages can be had (if it doesn't bring them along).
     running  owns the pages of all its known tokens. Takes part in steps while it is `ready`.
+
+    preempted  owns no pages: others needed them to grow (engine/preemption.py). Comes back before anything is admitted
+             that wants pages.
 
 A step computes one token of every sequence that continues its answer, and a chunk of each one that still reads its
 prompt, under a token budget. A chunk ends at a page boundary, or at the end of the known tokens.
@@ -17,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from pdbus.engine.preemption import Preemption, Swap
 from pdbus.engine.sequence import Sequence
 from pdbus.errors import DeadlineExceeded, Overloaded, PdbusError, TooLarge
 from pdbus.kv.pages import PageTable
@@ -56,7 +60,7 @@ class Turn:
 
 
 class Scheduler:
-    def __init__(self, pages: PageTable, limits: Limits) -> None:
+    def __init__(self, pages: PageTable, limits: Limits, swap: Swap | None = None) -> None:
         if limits.chunk_tokens < limits.page_tokens:
             raise ValueError(f"a chunk of {limits.chunk_tokens} tokens is less than a page of {limits.page_tokens}")
         self.pages = pages
@@ -64,8 +68,18 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In order of admission: the last one is the youngest."""
+        self._preemption = Preemption(pages, limits.page_tokens, swap)
+        self._admitted = 0
         self._computing: set[Digest] = set()
         """Keys of pages that running sequences are about to compute. A hint: a miss costs computing a page twice."""
+
+    @property
+    def preempted(self) -> list[Sequence]:
+        return self._preemption.sequences
+
+    @property
+    def all(self) -> list[Sequence]:
+        return [*self.running, *self.preempted, *self.waiting]
 
     def add(self, sequence: Sequence) -> None:
         """It waits for its turn; with pages of its own, if it came with some, else for pages too."""
@@ -79,12 +93,13 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         else:
-            return False
+            return self._preemption.remove(sequence)
         return True
 
     def turn(self, now_s: float) -> Turn:
         """Decides the next round. What failed is already removed; its pages are still its own, except a victim's."""
         failed = self._expire(now_s)
+        self._preemption.bring_back(self.running, self.limits.running)
         started = self._admit(failed)
         failed += self._grow()
         return Turn(tuple(started), tuple(failed), self._groups())
@@ -110,7 +125,7 @@ class Scheduler:
         sequence.keys = sequence.keys[: sequence.published]
 
     def _expire(self, now_s: float) -> list[tuple[Sequence, PdbusError]]:
-        late = [one for one in (*self.waiting, *self.running) if one.deadline.at_monotonic_s <= now_s]
+        late = [one for one in self.all if one.deadline.at_monotonic_s <= now_s]
         for sequence in late:
             self.remove(sequence)
         return [(sequence, DeadlineExceeded("the deadline passed while the answer was computed")) for sequence in late]
@@ -125,11 +140,15 @@ class Scheduler:
                 self.waiting.remove(sequence)
                 many = f"{len(sequence.tokens)} tokens are more than this worker's KV pool holds"
                 failed.append((sequence, TooLarge(many)))
+            elif self.preempted and not sequence.hold.pages:
+                break
             elif not self._prefix_is_being_computed(sequence):
                 if not sequence.hold.pages and not self._take_pages(sequence, wanted):
                     break  # those behind it wait too: a large prompt must not starve
                 self.waiting.remove(sequence)
                 self.running.append(sequence)
+                self._admitted += 1
+                sequence.admitted = self._admitted
                 started.append(sequence)
         return started
 
@@ -155,18 +174,25 @@ class Scheduler:
         return True
 
     def _grow(self) -> list[tuple[Sequence, PdbusError]]:
-        """Gives each running sequence the page that its next token needs. The youngest pay where there is none."""
+        """Gives each running sequence the page that its next token needs. Where there is none the youngest waits for
+        better times, or fails if its KV can't be kept until then."""
         victims: list[tuple[Sequence, PdbusError]] = []
         for sequence in list(self.running):
             while sequence in self.running and self._lacks_page(sequence):
                 if self.pages.can_allocate(1):
                     sequence.hold.allocate(1)
                     continue
-                victim = self.running[-1]
-                self.remove(victim)
-                victim.hold.release()
-                victims.append((victim, Overloaded("no KV pages are left for this answer to grow")))
-        return victims
+                if preempted := self._preemption.preempt(self.running):
+                    self.running.remove(preempted)
+                    self.keep_private(preempted)
+                else:
+                    victims.append(self._give_up(self.running[-1]))
+        return victims + [self._give_up(one) for one in self._preemption.hopeless()]
+
+    def _give_up(self, victim: Sequence) -> tuple[Sequence, PdbusError]:
+        self.remove(victim)
+        victim.hold.release()
+        return victim, Overloaded("no KV pages are left for this answer to grow")
 
     def _lacks_page(self, sequence: Sequence) -> bool:
         return len(sequence.hold.pages) * self.limits.page_tokens < len(sequence.tokens)

@@ -45,6 +45,8 @@ class Sequence:
     ready: bool = True
     """False: admitted, but the event loop still fills some of its pages."""
     cancelled: bool = False
+    admitted: int = 0
+    """Its number in the order of admission."""
     published: int = 0
     """Pages from the first on that are findable under `keys`, its own or shared ones."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)

@@ -37,11 +37,11 @@ class EngineService(Service[S], Generic[S]):
     def __init__(self, settings: S, bus: Bus) -> None:
         super().__init__(settings, bus)
         torch.set_num_threads(settings.threads)
-        self.compute_class = compute_class(settings.device)
+        self.compute_class = compute_class(settings.device, settings.kv_dtype)
         self.fleet = Fleet(bus)
         self._history = HistoryFollower(bus, settings.model)
         reader = BlockReader(bus, settings.model, self._history)
-        self.versions = Versions(reader, settings.device, self.compute_class)
+        self.versions = Versions(reader, settings.device, self.compute_class, settings.kv_dtype)
         self.worker: Worker[Any] | None = None
 
     @abstractmethod
@@ -55,7 +55,7 @@ class EngineService(Service[S], Generic[S]):
                 await stack.enter_async_context(part)
             stack.callback(self._history.on_change(self._want))
             version = await self.versions.first()
-            page_format = version.model.page_format()
+            page_format = version.scope.page_format
             pages = page_format.pages_within(self.settings.kv_bytes)
             if pages < 1:
                 raise SettingsError(f"PDBUS_KV_BYTES is less than one page, {page_format.page_bytes} bytes")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from pdbus.kv.format import PAGE_TOKENS
+from pdbus.kv.format import PAGE_TOKENS, KvDtype
 from pdbus.settings import Settings, SettingsError
 
 
@@ -13,6 +13,8 @@ from pdbus.settings import Settings, SettingsError
 class EngineSettings(Settings):
     kv_bytes: int = 1 << 30
     """Memory for KV pages. On the CPU a page takes memory once it is used."""
+    kv_dtype: KvDtype = "fp32"
+    """Of KV on its whole way: pages, wire, cache tiers (kv/format.py)."""
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
     """Of torch, within one operator."""
     chunk_tokens: int = 512

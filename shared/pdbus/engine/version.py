@@ -12,6 +12,7 @@ from typing import Protocol, Self
 import numpy as np
 
 from pdbus.context import LONGEST_DEADLINE_S, RequestContext
+from pdbus.kv.format import KvDtype
 from pdbus.kv.prefix import PrefixScope
 from pdbus.messages.common import Digest
 from pdbus.model.build import build, needed_tensors
@@ -89,6 +90,7 @@ async def load(
     others: Sequence[Llama],
     device: str,
     compute_class: str,
+    kv_dtype: KvDtype,
     progress: Callable[[int, int], None],
 ) -> Version:
     """Fetches what none of the `others` holds already, and builds the version. `progress` is told (done, total) bytes.
@@ -104,4 +106,4 @@ async def load(
     arrays = await source.tensors(root, ctx, needed_tensors(config, digests, reuse), progress=progress)
     model = await asyncio.to_thread(build, config, digests, arrays, reuse, device)
     tensors = {tensor.name: tensor.digest for layer in layers for tensor in layer.tensors}
-    return Version(root, model, prefix_scope(config, tensors, model.page_format(), compute_class))
+    return Version(root, model, prefix_scope(config, tensors, model.page_format(kv_dtype), compute_class))

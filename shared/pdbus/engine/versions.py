@@ -19,7 +19,7 @@ from typing import Self
 from pdbus.context import Deadline
 from pdbus.engine.version import Pin, Version, WeightSource, load
 from pdbus.errors import InvalidRequest, RootGone
-from pdbus.kv.format import PageFormat
+from pdbus.kv.format import KvDtype, PageFormat
 from pdbus.messages.common import Digest
 
 log = logging.getLogger(__name__)
@@ -60,11 +60,11 @@ class Versions:
 
     Entered, it loads what `want` names; `detail` says for people how far it is."""
 
-    def __init__(self, source: WeightSource, device: str, compute_class: str) -> None:
+    def __init__(self, source: WeightSource, device: str, compute_class: str, kv_dtype: KvDtype = "fp32") -> None:
         self.compute_class = compute_class
         self.kv_roots: dict[Digest, Digest] = {}
         """KV-relevant roots of the versions that are or were here: cached pages may outlive their version."""
-        self._source, self._device = source, device
+        self._source, self._device, self._kv_dtype = source, device, kv_dtype
         self._ready: dict[Digest, Version] = {}
         self._wanted: tuple[Digest, ...] = ()
         self._wishes: dict[Digest, _Wish] = {}
@@ -81,7 +81,7 @@ class Versions:
     @property
     def page_format(self) -> PageFormat | None:
         """Of all its versions; None before the first."""
-        return next((version.model.page_format() for version in self._ready.values()), None)
+        return next((version.scope.page_format for version in self._ready.values()), None)
 
     def get(self, root: Digest) -> Version | None:
         return self._ready.get(root)
@@ -189,9 +189,9 @@ class Versions:
             self.detail = f"loading version {root.hex()[:12]}: {100 * done_bytes // max(total_bytes, 1)} %"
 
         others = [version.model for version in self._ready.values()]
-        version = await load(root, self._source, others, self._device, self.compute_class, progress)
-        if self.page_format not in (None, version.model.page_format()):
+        version = await load(root, self._source, others, self._device, self.compute_class, self._kv_dtype, progress)
+        if self.page_format not in (None, version.scope.page_format):
             raise InvalidRequest(
-                f"its KV pages ({version.model.page_format()}) differ from this worker's ({self.page_format})"
+                f"its KV pages ({version.scope.page_format}) differ from this worker's ({self.page_format})"
             )
         return version

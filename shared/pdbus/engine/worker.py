@@ -25,6 +25,7 @@ from pdbus.engine.tickets import is_name
 from pdbus.engine.versions import Versions
 from pdbus.errors import Unavailable
 from pdbus.kv.pool import KvPool
+from pdbus.kv.swap_file import SwapFile
 from pdbus.messages.presence import Load
 from pdbus.messages.router import TokenItem
 from pdbus.messages.workers import Accepted, Cancel, Resend, ResendReply
@@ -57,6 +58,7 @@ class Worker(ABC, Generic[J]):
         pool: KvPool,
         limits: Limits,
         most_jobs: int,
+        swap: SwapFile | None = None,
     ) -> None:
         self.bus, self.id, self.model, self.versions, self.fleet, self.pool = bus, id, model, versions, fleet, pool
         self.limits = limits
@@ -64,7 +66,7 @@ class Worker(ABC, Generic[J]):
         self.jobs: Jobs[J] = Jobs(bus, self.emitter, self.service, model, most_jobs)
         self.failed = asyncio.get_running_loop().create_future()
         """Ends with an error if the engine dies."""
-        self.core = Core(pool, limits, self._on_events, self._on_failure)
+        self.core = Core(pool, limits, self._on_events, self._on_failure, swap)
         self._registrations: list[Registration[Any, Any]] = []
         self._routers, self._workers = Absence(_ROUTER_GONE_S), Absence(_WORKER_GONE_S)
 

@@ -1,4 +1,22 @@
-"""The layout of a KV page, as both ends of a hand-off and every cache tier must agree on it to the letter."""
+"""The layout of a KV page, as both ends of a hand-off and every cache tier must agree on it to the letter.
+
+For each layer a page is one contiguous run of bytes, little-endian:
+
+    values   [2, page_tokens, kv_heads, head_dim] of the KV dtype: K of all its tokens, then V
+    scales   [2, page_tokens, kv_heads] in fp32; int8 only: one for each token and head of K, then of V
+
+A page of all layers is those runs, layer after layer. Pool, wire, cache tiers and swap file carry the bytes verbatim. K
+is kept after RoPE, so a page is valid at its own positions only (which its prefix key pins).
+
+Numbers become values thus (x: the head_dim numbers of one token and head, in fp32):
+
+    fp32   x
+    fp16   x limited to ±65504, rounded to the nearest, ties to even
+    int8   scale = max(max |x| / 127, 2^-126); value = x / scale rounded to the nearest, ties to even; both divisions
+           in fp32. It is read as value * scale, and is the same for whoever computes it: no kernel may do otherwise.
+
+What attention reads has always been through this, also within the chunk that computed it.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +28,15 @@ from pdbus.errors import InvalidRequest
 
 PAGE_TOKENS = 16
 
-KvDtype: TypeAlias = Literal["fp32"]
+KvDtype: TypeAlias = Literal["fp32", "fp16", "int8"]
 
-_DTYPE_BYTES: dict[KvDtype, int] = {"fp32": 4}
+_DTYPE_BYTES: dict[KvDtype, int] = {"fp32": 4, "fp16": 2, "int8": 1}
+_SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PageFormat:
-    """One page: for each layer, K and V of `page_tokens` tokens as [2, page_tokens, kv_heads, head_dim].
-
-    The bytes are little-endian and contiguous per page and layer; pool, wire and cache tiers carry them verbatim.
-    K is kept after RoPE, so a page is valid at its own positions only (which its prefix key pins)."""
+    """Sizes and dtype of the pages of one layer group; the layout is told above."""
 
     layers: int
     kv_heads: int
@@ -31,6 +47,8 @@ class PageFormat:
     def __post_init__(self) -> None:
         if min(self.layers, self.kv_heads, self.head_dim, self.page_tokens) < 1:
             raise ValueError(f"every size of a page format must be at least 1: {self}")
+        if self.scale_bytes and self.value_bytes % _SCALE_BYTES:
+            raise ValueError(f"the scales of {self} would not be aligned: it has an odd number of values")
 
     def __str__(self) -> str:
         """The spelling that travels in cards, reservations and prefix keys."""
@@ -43,12 +61,25 @@ class PageFormat:
         if not found or found[5] not in _DTYPE_BYTES:
             raise InvalidRequest(f"{text[:80]!r} is no page format that this version knows")
         layers, page_tokens, kv_heads, head_dim = map(int, found.groups()[:4])
-        return cls(layers, kv_heads, head_dim, page_tokens, cast(KvDtype, found[5]))
+        try:
+            return cls(layers, kv_heads, head_dim, page_tokens, cast(KvDtype, found[5]))
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of one page's values in one layer: K and V."""
+        return 2 * self.page_tokens * self.kv_heads * self.head_dim * _DTYPE_BYTES[self.dtype]
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of their scales, which follow them; 0 where the dtype has none."""
+        return 2 * self.page_tokens * self.kv_heads * _SCALE_BYTES if self.dtype == "int8" else 0
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of one page in one layer: K and V."""
-        return 2 * self.page_tokens * self.kv_heads * self.head_dim * _DTYPE_BYTES[self.dtype]
+        """Bytes of one page in one layer."""
+        return self.value_bytes + self.scale_bytes
 
     @property
     def page_bytes(self) -> int:

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pdbus.kv.format import PageFormat
+from pdbus.kv.format import KvDtype, PageFormat
+
+_TORCH_DTYPES: dict[KvDtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
+_FP16_LARGEST = 65504.0
+_INT8_LARGEST = 127.0
+_SMALLEST_SCALE = 2.0**-126
+"""The smallest normal fp32: a head of zeros, or nearly so, divides by this and not by 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +26,7 @@ class Slots:
 
 
 class KvPool:
-    """Per layer one tensor [pages, 2, page_tokens, kv_heads, head_dim]: K and V of a page lie side by side.
+    """Pages in the layout of kv/format.py: one tensor of bytes, [layers, pages, layer_bytes], and views of it.
 
     It knows nothing of ownership: callers write only to pages that they hold and that are not published. Pages start
     undefined, and on the CPU take no memory until they are written."""
@@ -29,12 +35,23 @@ class KvPool:
         self.format = page_format
         self.pages = pages
         self.device = torch.device(device)
-        shape = (pages, 2, page_format.page_tokens, page_format.kv_heads, page_format.head_dim)
-        self._layers = [torch.empty(shape, dtype=torch.float32, device=self.device) for _ in range(page_format.layers)]
+        size = (page_format.layers, pages, page_format.layer_bytes)
+        self.bytes = torch.empty(size, dtype=torch.uint8, device=self.device)
+        """All there is, [layers, pages, layer_bytes]: what travels and is cached."""
+        shape = (page_format.layers, pages, 2, page_format.page_tokens, page_format.kv_heads)
+        values = self.bytes[:, :, : page_format.value_bytes].view(_TORCH_DTYPES[page_format.dtype])
+        self._values: tuple[Tensor, ...] = values.view(*shape, page_format.head_dim).unbind()
+        self._scales: tuple[Tensor, ...] = ()
+        if page_format.scale_bytes:
+            self._scales = self.bytes[:, :, page_format.value_bytes :].view(torch.float32).view(shape).unbind()
 
     def layer(self, layer: int) -> Tensor:
-        """The layer's storage itself, [pages, 2, page_tokens, kv_heads, head_dim]."""
-        return self._layers[layer]
+        """The layer's values themselves, [pages, 2, page_tokens, kv_heads, head_dim] of the KV dtype."""
+        return self._values[layer]
+
+    def scales(self, layer: int) -> Tensor:
+        """The layer's scales themselves, [pages, 2, page_tokens, kv_heads] in fp32; int8 only."""
+        return self._scales[layer]
 
     def page_index(self, page_ids: Sequence[int]) -> Tensor:
         """Page numbers as `gather` wants them, [pages]: made once per step, used in every layer."""
@@ -52,16 +69,31 @@ class KvPool:
         return Slots(self.page_index(pages), self.page_index(offsets))
 
     def write(self, layer: int, slots: Slots, k: Tensor, v: Tensor) -> None:
-        """Stores k and v, each [tokens, kv_heads, head_dim], at the slots of these tokens."""
-        storage = self._layers[layer]
-        storage[slots.pages, 0, slots.offsets] = k
-        storage[slots.pages, 1, slots.offsets] = v
+        """Stores k and v, each [tokens, kv_heads, head_dim] in fp32, at the slots of these tokens."""
+        for which, x in enumerate((k, v)):
+            match self.format.dtype:
+                case "fp32":
+                    values = x
+                case "fp16":
+                    values = x.clamp(-_FP16_LARGEST, _FP16_LARGEST).to(torch.float16)
+                case "int8":
+                    scales = (x.abs().amax(-1) / _INT8_LARGEST).clamp_min(_SMALLEST_SCALE)  # [tokens, kv_heads]
+                    values = (x / scales[..., None]).round_().to(torch.int8)
+                    self._scales[layer][slots.pages, which, slots.offsets] = scales
+            self._values[layer][slots.pages, which, slots.offsets] = values
 
     def gather(self, layer: int, page_index: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """K and V of the first `length` tokens of a sequence, each [length, kv_heads, head_dim]; copies."""
+        """K and V of the first `length` tokens of a sequence, each [length, kv_heads, head_dim] in fp32; copies."""
+        k, v = (self._gathered(layer, which, page_index)[:length] for which in (0, 1))
+        return k, v
+
+    def _gathered(self, layer: int, which: int, page_index: Tensor) -> Tensor:
         heads, width = self.format.kv_heads, self.format.head_dim
-        storage = self._layers[layer]
         # [pages, page_tokens, kv_heads, head_dim] -> [pages * page_tokens, kv_heads, head_dim]
-        k = storage[:, 0].index_select(0, page_index).view(-1, heads, width)
-        v = storage[:, 1].index_select(0, page_index).view(-1, heads, width)
-        return k[:length], v[:length]
+        values = self._values[layer][:, which].index_select(0, page_index).view(-1, heads, width)
+        if self.format.dtype == "fp32":
+            return values
+        if self.format.dtype == "fp16":
+            return values.float()
+        scales = self._scales[layer][:, which].index_select(0, page_index).view(-1, heads, 1)
+        return values.float().mul_(scales)

@@ -6,8 +6,10 @@ import platform
 
 import torch
 
+from pdbus.kv.format import KvDtype
 
-def compute_class(device: torch.device | str) -> str:
+
+def compute_class(device: torch.device | str, kv_dtype: KvDtype = "fp32") -> str:
     """Names device kind and kernels, the dtypes of weights, activations and KV, and the torch version.
 
     Workers of one class give equal answers: in fp32 up to ties between the two best logits."""
@@ -16,4 +18,4 @@ def compute_class(device: torch.device | str) -> str:
         kernels = f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}"
     else:
         kernels = torch.cuda.get_device_name(device).replace(" ", "-")
-    return f"{device.type}-{kernels}/eager/w-fp32/a-fp32/kv-fp32/torch-{torch.__version__}".lower()
+    return f"{device.type}-{kernels}/eager/w-fp32/a-fp32/kv-{kv_dtype}/torch-{torch.__version__}".lower()

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pdbus.kv.format import PageFormat
+from pdbus.kv.format import PAGE_TOKENS, KvDtype, PageFormat
 from pdbus.kv.pool import KvPool, Slots
 from pdbus.messages.common import Digest
 from pdbus.model.attention import SequencePlan, attend, plan
@@ -62,9 +62,9 @@ class Llama:
     digests: Mapping[str, Digest]
     """Layer name (`embed`, `layers.0`, …, `head`) -> digest, of what this was built from."""
 
-    def page_format(self) -> PageFormat:
+    def page_format(self, kv_dtype: KvDtype = "fp32") -> PageFormat:
         """The format of the pages that `forward` needs."""
-        return PageFormat(self.config.layers, self.config.kv_heads, self.config.head_dim)
+        return PageFormat(self.config.layers, self.config.kv_heads, self.config.head_dim, PAGE_TOKENS, kv_dtype)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pool: KvPool, on_layer: Callable[[int], None] | None = None) -> Tensor:

@@ -25,7 +25,7 @@ class Background:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def start(self, size: int, work: Callable[[], Awaitable[None]]) -> bool:
+    def start(self, size: int, work: Callable[[], Awaitable[object]]) -> bool:
         """Runs `work()`, which holds `size` bytes; what it raises goes to the log only. False: too much is held."""
         if len(self._tasks) >= self._waiting or self._bytes + size > self._waiting_bytes:
             return False
@@ -51,7 +51,7 @@ class Background:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run(self, work: Callable[[], Awaitable[object]]) -> None:
         async with self._running:
             try:
                 await work()

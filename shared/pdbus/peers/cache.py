@@ -74,14 +74,15 @@ class CacheRing:
         ctx: RequestContext,
         *,
         max_age_s: float | None = None,
+        within_s: float | None = None,
     ) -> list[bytes | None]:
         """The values of `keys`, in their order; None where absent, or stored under other material than `materials`.
 
-        Takes at most `get_s`, or less where the request's deadline is near. Never raises a PdbusError."""
+        Takes at most `within_s`, or `get_s`; less where the deadline is near. Never raises a PdbusError."""
         values: list[bytes | None] = [None] * len(keys)
         owners = [list(self._owners(key)) for key in keys]
         age_ms = None if max_age_s is None else int(max_age_s * 1e3)
-        deadline = ctx.deadline.within(self._get_s)
+        deadline = ctx.deadline.within(self._get_s if within_s is None else within_s)
         pending = list(range(len(keys)))
         for turns_left in range(self._replicas, 0, -1):
             # A node that hangs may only use up its turn's part of the time, so that the replica has its own.
@@ -116,7 +117,7 @@ class CacheRing:
         key: Digest,
         root: Digest,
         material: bytes,
-        value: bytes,
+        value: bytes | memoryview,
         ctx: RequestContext,
         *,
         ttl_s: float,
@@ -131,6 +132,23 @@ class CacheRing:
         if not any(begun):
             self._writes.add(1, {"kind": kind, "outcome": "dropped"})
         return any(begun)
+
+    async def write(
+        self,
+        kind: Kind,
+        key: Digest,
+        root: Digest,
+        material: bytes,
+        value: bytes | memoryview,
+        ctx: RequestContext,
+        *,
+        ttl_s: float,
+    ) -> bool:
+        """`put` for a caller who has the time: returns when it is done, True where a node has the entry now. Never
+        raises a PdbusError."""
+        put = CachePut(kind, key, root, ctx.tenant, material, int(ttl_s * 1e3), len(value))
+        outcomes = [await self._write(self._node(name), put, value, ctx) for name in self._owners(key)]
+        return any(outcome in ("stored", "kept out") for outcome in outcomes)
 
     async def drain(self, deadline: Deadline) -> None:
         """Waits until what was put is written or given up, or the deadline passes."""
@@ -176,11 +194,11 @@ class CacheRing:
             log.exception("reading from cache node %s failed", node.name)
         return None
 
-    async def _write(self, node: CacheNode, put: CachePut, value: bytes, ctx: RequestContext) -> None:
+    async def _write(self, node: CacheNode, put: CachePut, value: bytes | memoryview, ctx: RequestContext) -> str:
         outcome = "failed"
         try:
             if not node.circuit.admits(time.monotonic()):
-                return
+                return outcome
             own = RequestContext(Deadline.after(PUT_S), ctx.request_id, ctx.tenant)
             async with own.deadline.timeout():
                 outcome = "stored" if await node.put(put, value, own) else "kept out"
@@ -192,6 +210,7 @@ class CacheRing:
             log.debug("cache node %s: %s", node.name, error.message)
         finally:
             self._writes.add(1, {"kind": put.kind, "outcome": outcome})
+        return outcome
 
     def _count_reads(self, kind: Kind, hits: int, failed: int, asked: int) -> None:
         for outcome, count in (("hit", hits), ("failed", failed), ("miss", asked - hits - failed)):

@@ -45,7 +45,7 @@ class CacheNode:
             for item, value, material in zip(found, values, materials, strict=True)
         ]
 
-    async def put(self, put: CachePut, value: bytes, ctx: RequestContext) -> bool:
+    async def put(self, put: CachePut, value: bytes | memoryview, ctx: RequestContext) -> bool:
         """Whether the node keeps the value now. Raises PdbusError: Conflict where the fill came too late."""
         try:
             stored = await self._write(put, value, ctx)
@@ -73,9 +73,9 @@ class CacheNode:
                     values[head.index] = bytes(body)
         return found, values
 
-    async def _write(self, put: CachePut, value: bytes, ctx: RequestContext) -> bool:
+    async def _write(self, put: CachePut, value: bytes | memoryview, ctx: RequestContext) -> bool:
         if len(value) <= INLINE_BYTES:
-            return (await self._bus.call(CACHE_PUT(node=self.name), replace(put, value=value), ctx)).stored
+            return (await self._bus.call(CACHE_PUT(node=self.name), replace(put, value=bytes(value)), ctx)).stored
         reply = await self._bus.call(CACHE_PUT(node=self.name), put, ctx)
         if not reply.stream:
             return reply.stored

@@ -48,7 +48,8 @@ async def test_a_cached_prefix_changes_nothing_but_the_work(workers: Rig, model:
 async def test_a_prefix_from_the_cache_nodes_changes_nothing_but_the_work(workers: Rig, model: Llama) -> None:
     router, prompt, ring = workers.router, prompt_of(90), Ring()
     tier, versions, core = workers.prefill.l2, workers.prefill.versions, workers.prefill.core
-    tier._ring, tier._fleet = ring, fleet_of(1)  # type: ignore[assignment]
+    tier._ring = tier._write_back._ring = ring  # type: ignore[assignment]
+    tier._fleet = fleet_of(1)
     await router.answer(router.ticket(prompt, 1))
     await until(lambda: ring.puts == 5)
     await drop_pages(router.root, versions, core)

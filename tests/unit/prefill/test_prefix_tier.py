@@ -22,9 +22,9 @@ PROMPT = list(range(19))  # four full pages of 4 tokens, and three tokens
 
 
 @asynccontextmanager
-async def worker(ring: Ring, nodes: int = 1) -> AsyncIterator[tuple[Core, PrefixTier]]:
+async def worker(ring: Ring, nodes: int = 1, pages: int = 20) -> AsyncIterator[tuple[Core, PrefixTier]]:
     """One prefill worker's engine, whose pool holds random numbers."""
-    pool = KvPool(PageFormat(layers=2, kv_heads=1, head_dim=2, page_tokens=4), 20)
+    pool = KvPool(PageFormat(layers=2, kv_heads=1, head_dim=2, page_tokens=4), pages)
     for layer in range(2):
         torch.nn.init.normal_(pool.layer(layer))
     async with (
@@ -105,3 +105,58 @@ async def test_without_nodes_or_room_nothing_is_kept_and_nothing_fails() -> None
             await until(lambda core=core: not core.pages.used)
             assert ring.entries == {}
             assert await tier.fill(one, 0) == 0
+
+
+async def test_reading_that_does_not_pay_is_not_done() -> None:
+    ring = Ring()
+    async with worker(ring) as (core, tier):
+        one = await holding(core, PROMPT, computed=16)
+        tier.keep(one, 0)
+        await until(lambda: ring.puts == 4)
+        other = sequence(core.pages, PROMPT, cache=True)
+        await core.call(lambda: other.hold.allocate(5))
+        for _ in range(9):
+            tier.rates.computed(1000, 0.001)
+            tier.rates.read(1, 1.0)
+        asked = ring.gets
+        assert await tier.fill(other, 0) == 0
+        assert ring.gets == asked
+
+
+async def test_a_long_prefix_is_read_in_several_rounds_and_up_to_a_gap() -> None:
+    ring, prompt = Ring(), list(range(75))  # 18 full pages
+    async with worker(ring, pages=60) as (core, tier), worker(ring, pages=60) as (other_core, other_tier):
+        one = await holding(core, prompt, computed=72)
+        tier.keep(one, 0)
+        await until(lambda: ring.puts == 18)
+        other_tier._batch = 2
+        other = await holding(other_core, prompt)
+        assert await other_tier.fill(other, 0) == 72
+        assert ring.gets == 1 + 3 + 3 + 2
+        for page, other_page in zip(one.hold.pages[:18], other.hold.pages[:18], strict=True):
+            assert bytes_of(core, page) == bytes_of(other_core, other_page)
+        del ring.entries[one.keys[11].digest]
+        assert await other_tier.fill(other, 0) == 44
+
+
+async def test_while_the_engine_computes_only_pages_in_use_by_others_are_written() -> None:
+    ring = Ring()
+    async with worker(ring) as (core, tier):
+        one = await holding(core, PROMPT, computed=16)
+        core.busy = True
+        core._turn = lambda: True  # type: ignore[method-assign]
+        tier.keep(one, 8)
+        await until(lambda: ring.puts == 2)
+        assert set(ring.entries) == {key.digest for key in one.keys[:2]}
+        core._turn = lambda: False  # type: ignore[method-assign]
+        await until(lambda: ring.puts == 4)
+
+
+async def test_a_page_that_is_reclaimed_before_it_is_written_is_left_out() -> None:
+    ring = Ring()
+    async with worker(ring) as (core, tier):
+        one = await holding(core, PROMPT, computed=16)
+        await core.call(lambda: core.pages.drop([one.keys[1].digest]))
+        tier.keep(one, 0)
+        await until(lambda: ring.puts == 3)
+        assert one.keys[1].digest not in ring.entries

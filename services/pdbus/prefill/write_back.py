@@ -1,0 +1,124 @@
+"""Writes pages of the pool to the cache nodes, behind the requests: each once, bounded, and hot ones first."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from pdbus.context import RequestContext
+from pdbus.engine.core import Core
+from pdbus.kv.codec import export_page
+from pdbus.kv.prefix import PageKey
+from pdbus.messages.common import Digest
+from pdbus.peers.cache import CacheRing
+
+TTL_S = 3600.0
+_MOST_WAITING = 4096
+"""Pages that wait to be written, of either kind; more are not kept."""
+_REMEMBERED = 16_384
+_EXPORTED = 4
+"""Hot pages copied out of the pool at a time. Only for the copying are they held."""
+_CALM_S = 0.05
+"""So long after it has computed something the engine is not taken for idle: the next prompt is often on its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    key: PageKey
+    root: Digest
+    ctx: RequestContext
+
+
+class WriteBack:
+    """Writes while entered. It holds no page while it waits: one that is reclaimed meanwhile is not written."""
+
+    def __init__(self, ring: CacheRing, core: Core) -> None:
+        self._ring, self._core = ring, core
+        self._hot: deque[_Page] = deque()
+        self._cold: deque[_Page] = deque()
+        self._known: OrderedDict[Digest, None] = OrderedDict()
+        """Keys that wait, or were read or written lately: they are not written again."""
+        self._news = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._write_all())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def put(self, keys: Iterable[PageKey], root: Digest, ctx: RequestContext, *, hot: bool) -> None:
+        """Pages that are published in the pool. `hot`: worth a part of the time in which something is computed."""
+        queue = self._hot if hot else self._cold
+        for key in keys:
+            if key.digest not in self._known and len(queue) < _MOST_WAITING:
+                self.remember([key])
+                queue.append(_Page(key, root, ctx))
+        if queue:
+            self._news.set()
+
+    def remember(self, keys: Iterable[PageKey]) -> None:
+        """The nodes have these."""
+        for key in keys:
+            self._known[key.digest] = None
+            self._known.move_to_end(key.digest)
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+
+    def forget(self, keys: Iterable[PageKey]) -> None:
+        """The nodes don't have these, whatever was thought."""
+        for key in keys:
+            self._known.pop(key.digest, None)
+
+    async def _write_all(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            calm = False
+            while self._hot or self._cold:
+                if self._hot:
+                    await self._write([self._hot.popleft() for _ in range(min(_EXPORTED, len(self._hot)))])
+                elif calm and not self._core.busy:
+                    await self._write([self._cold.popleft()])
+                else:
+                    await asyncio.sleep(_CALM_S)
+                    calm = not self._core.busy
+
+    async def _write(self, pages: list[_Page]) -> None:
+        for page, value in zip(pages, await self._exported(pages), strict=True):
+            stored = value is not None and await self._ring.write(
+                "kv", page.key.digest, page.root, material(page.key), value, page.ctx, ttl_s=TTL_S
+            )
+            if not stored:
+                self.forget([page.key])
+
+    async def _exported(self, pages: list[_Page]) -> list[memoryview | None]:
+        holds = [self._core.pages.hold() for _ in pages]
+
+        def match() -> None:
+            for hold, page in zip(holds, pages, strict=True):
+                hold.match([page.key])
+
+        try:
+            await self._core.call(match)
+            values: list[memoryview | None] = []
+            for hold in holds:
+                values.append(export_page(self._core.pool, hold.pages[0]) if hold.pages else None)
+                await asyncio.sleep(0)  # a page takes a while to copy: tokens go first
+            return values
+        finally:
+            for hold in holds:
+                self._core.post(hold.release)
+
+
+def material(key: PageKey) -> bytes:
+    """What a hit is compared with: the page's tokens."""
+    return struct.pack(f">{len(key.tokens)}I", *key.tokens)

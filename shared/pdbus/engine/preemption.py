@@ -1,0 +1,87 @@
+"""Who gives its pages up when they run out, and when it gets them back. Pure: the copying is behind `Swap`.
+
+A preempted sequence owns no pages; its KV is kept elsewhere and comes back without being computed again. The youngest
+goes first and the oldest comes back first, so the oldest always gets on.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pdbus.engine.sequence import Sequence
+from pdbus.kv.pages import PageTable
+
+
+class Swap(Protocol):
+    """Keeps the KV of preempted sequences: engine/swap.py, and a plain one in tests."""
+
+    def save(self, sequence: Sequence) -> bool:
+        """Copies what is computed out of the sequence's pages. False where there is no room for it."""
+
+    def ready(self, sequence: Sequence) -> bool:
+        """Whether it can be restored at once; if not, it is being brought for that."""
+
+    def restore(self, sequence: Sequence) -> None:
+        """Copies what was saved into the sequence's pages, and lets go of it."""
+
+    def drop(self, sequence: Sequence) -> None:
+        """It is not wanted any more."""
+
+
+class Preemption:
+    """The preempted sequences of one scheduler. Without a `swap` there never are any."""
+
+    def __init__(self, pages: PageTable, page_tokens: int, swap: Swap | None) -> None:
+        self.sequences: list[Sequence] = []
+        """In order of admission."""
+        self._pages, self._page_tokens, self._swap = pages, page_tokens, swap
+
+    def preempt(self, running: list[Sequence]) -> Sequence | None:
+        """Frees the pages of the youngest of `running` whose KV can be kept; None where nothing is won by it.
+
+        One that hands its pages over, or is still being filled, can't let go of them."""
+        able = [one for one in running if one.ready and not one.handoff and not one.cancelled]
+        if not self._swap or not able:
+            return None
+        victim = able[-1]
+        others_own_some = self._pages.used > len(victim.hold.pages)  # else nobody will ever give a page back
+        if not others_own_some or not self._swap.save(victim):
+            return None
+        victim.hold.release()
+        self._insert(self.sequences, victim)
+        return victim
+
+    def bring_back(self, running: list[Sequence], most: int) -> None:
+        """Moves sequences back to `running`, up to `most` there: the oldest first, and only where each running one can
+        still grow by a page, or the next turn would preempt again."""
+        while self._swap and self.sequences and len(running) < most:
+            sequence = self.sequences[0]
+            wanted = self.pages_of(sequence)
+            if not self._pages.can_allocate(wanted + len(running)) or not self._swap.ready(sequence):
+                return
+            sequence.hold = self._pages.hold()
+            sequence.hold.allocate(wanted)
+            self._swap.restore(sequence)
+            self.sequences.remove(sequence)
+            self._insert(running, sequence)
+
+    def hopeless(self) -> list[Sequence]:
+        """Those that have outgrown the pool."""
+        return [one for one in self.sequences if self.pages_of(one) > self._pages.total]
+
+    def remove(self, sequence: Sequence) -> bool:
+        """Forgets it; False where it isn't here."""
+        if not self._swap or sequence not in self.sequences:
+            return False
+        self.sequences.remove(sequence)
+        self._swap.drop(sequence)
+        return True
+
+    def pages_of(self, sequence: Sequence) -> int:
+        """Pages that it needs to go on."""
+        return -(-len(sequence.tokens) // self._page_tokens)
+
+    @staticmethod
+    def _insert(sequences: list[Sequence], sequence: Sequence) -> None:
+        sequences.append(sequence)
+        sequences.sort(key=lambda one: one.admitted)
