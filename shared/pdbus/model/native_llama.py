@@ -20,7 +20,7 @@ from pdbus.native.library import GROUP, LANES, BatchStruct, LayerStruct, ModelSt
 from pdbus.native.pack import PackedLinear, interleaved, pack_f32, pack_g4, pack_g8, pack_i8
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
-Precision: TypeAlias = Literal["fp32", "int8", "int4"]
+Precision: TypeAlias = Literal["fp32", "int8", "int8g", "int4"]
 """int8: rotated weights, activations in 7 bits per row. int4: weights and activations in groups of 32, the head in 8 bits."""
 
 _MOST_HEAD_DIM = 256
@@ -188,6 +188,8 @@ def _packed(weight: Array, bias: Array | None, precision: Precision, *, head: bo
             return pack_f32(weight, bias)
         case "int8":
             return pack_i8(*rows8(weight), bias)
+        case "int8g":
+            return pack_g8(*groups8(weight), bias)
         case "int4":
             return pack_g8(*groups8(weight), bias) if head else pack_g4(*groups4(weight), bias)
 

@@ -38,7 +38,6 @@ class LinearStruct(Structure):
         ("reserved", c_int32),
         ("weight", c_void_p),
         ("scale", c_void_p),
-        ("shift", c_void_p),
         ("bias", c_void_p),
     )
 

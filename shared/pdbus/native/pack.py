@@ -34,9 +34,8 @@ def pack_i8(weight: Array, scale: Array, bias: Array | None = None) -> PackedLin
     """weight int8 [outputs, inputs] of -127 to 127, scale fp32 [outputs]."""
     panels = _panels(weight)
     steps = panels.reshape(*panels.shape[:2], -1, 4)  # [panels, 16, inputs / 4, 4]
-    shift = 64 * panels.sum(2, dtype=np.int32)  # [panels, 16]
     packed = np.ascontiguousarray(steps.transpose(0, 2, 1, 3))
-    return _linear(Kind.I8, weight.shape, packed, bias, _padded(scale), np.ascontiguousarray(shift))
+    return _linear(Kind.I8, weight.shape, packed, bias, _padded(scale))
 
 
 def pack_g4(codes: Array, scale: Array, least: Array, bias: Array | None = None) -> PackedLinear:
@@ -88,13 +87,12 @@ def _linear(
     weight: Array,
     bias: Array | None,
     scale: Array | None = None,
-    shift: Array | None = None,
 ) -> PackedLinear:
     outputs, inputs = shape
     if inputs % GROUP:
         raise ValueError(f"the kernels take inputs in groups of {GROUP}, not {inputs}")
     padded_bias = None if bias is None else _padded(bias)
     struct = LinearStruct(
-        kind, outputs, inputs, 0, address(weight), address(scale), address(shift), address(padded_bias)
+        kind, outputs, inputs, 0, address(weight), address(scale), address(padded_bias)
     )
-    return PackedLinear(struct, (weight, scale, shift, padded_bias))
+    return PackedLinear(struct, (weight, scale, padded_bias))

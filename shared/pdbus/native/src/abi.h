@@ -12,9 +12,8 @@ enum PdKind : int32_t { PD_F32 = 0, PD_I8 = 1, PD_G4 = 2, PD_G8 = 3 };
 struct PdLinear {
     int32_t kind, outputs, inputs, reserved;
     const void* weight;
-    const float* scale;    // PD_I8: per output channel, padded to 16
-    const int32_t* shift;  // PD_I8: 64 * sum of the channel's weights, padded to 16
-    const float* bias;     // padded to 16, or null
+    const float* scale;  // PD_I8: per output channel, padded to 16
+    const float* bias;   // padded to 16, or null
 };
 
 struct PdLayer {

@@ -15,23 +15,11 @@ struct Activations {
     int32_t kind;
     int inputs;
     const float* floats;  // PD_F32: [rows, inputs]
-    int8_t* bytes;        // PD_I8: value + 64, 1 to 127; PD_G4, PD_G8: -127 to 127; [rows, inputs]
+    int8_t* bytes;        // -127 to 127, [rows, inputs]
     float* scales;        // PD_I8: [rows]; PD_G4, PD_G8: [rows, inputs / GROUP]
-    int32_t* sums;        // PD_G4, PD_G8: of the bytes of each group, [rows, inputs / GROUP]
+    int32_t* sums;        // of the bytes under each scale
     int groups() const { return inputs / GROUP; }
 };
-
-// Seven bits and an offset of 64: unsigned bytes of at most 127 times int8 weights never saturate the pair sums of
-// vpmaddubsw, so that AVX2 and VNNI give the same exact integers.
-inline void quantise_row_7bit(const float* x, int inputs, uint8_t* bytes, float* scale) {
-    F16x most = zero();
-    for (int i = 0; i < inputs; i += LANES) most = max(most, abs(load(x + i)));
-    float peak = greatest(most);
-    F16x factor = fill(peak > 0.0f ? 63.0f / peak : 0.0f);
-    for (int i = 0; i < inputs; i += LANES)
-        store_bytes(bytes + i, add(to_int(mul(load(x + i), factor)), ints(64)));
-    *scale = peak / 63.0f;
-}
 
 inline int32_t sum_ints(I16x v) {  // exact in any order
 #ifdef __AVX512F__
@@ -43,7 +31,23 @@ inline int32_t sum_ints(I16x v) {  // exact in any order
 #endif
 }
 
-// Eight bits and a scale per 32 values, as weights in groups need it.
+// Eight bits and one scale for the row.
+inline void quantise_row(const float* x, int inputs, int8_t* bytes, float* scale, int32_t* total) {
+    F16x most = zero();
+    for (int i = 0; i < inputs; i += LANES) most = max(most, abs(load(x + i)));
+    float peak = greatest(most);
+    F16x factor = fill(peak > 0.0f ? 127.0f / peak : 0.0f);
+    I16x whole = ints(0);
+    for (int i = 0; i < inputs; i += LANES) {
+        I16x rounded = to_int(mul(load(x + i), factor));
+        store_bytes(bytes + i, rounded);
+        whole = add(whole, rounded);
+    }
+    *scale = peak / 127.0f;
+    *total = sum_ints(whole);
+}
+
+// Eight bits and a scale for every 32 values, as weights in groups need it.
 inline void quantise_row_groups(const float* x, int inputs, int8_t* bytes, float* scales, int32_t* sums) {
     for (int group = 0; group < inputs / GROUP; group++) {
         F16x left = load(x + group * GROUP), right = load(x + group * GROUP + LANES);
@@ -60,7 +64,7 @@ inline void quantise_row_groups(const float* x, int inputs, int8_t* bytes, float
 // Fills row `row` from x [inputs]. For PD_F32, x must be that row of `floats` already.
 inline void take_row(Activations& a, int row, const float* x) {
     int8_t* bytes = a.bytes + size_t(row) * a.inputs;
-    if (a.kind == PD_I8) quantise_row_7bit(x, a.inputs, (uint8_t*)bytes, a.scales + row);
+    if (a.kind == PD_I8) quantise_row(x, a.inputs, bytes, a.scales + row, a.sums + row);
     else if (a.kind != PD_F32)
         quantise_row_groups(x, a.inputs, bytes, a.scales + size_t(row) * a.groups(), a.sums + size_t(row) * a.groups());
 }

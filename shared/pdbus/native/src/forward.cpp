@@ -118,7 +118,7 @@ class Step {
         if (linear.kind != PD_F32) {
             a.bytes = engine_.bytes.at_least(values);
             a.scales = engine_.scales.at_least(std::max(values / GROUP, size_t(rows_)));
-            a.sums = engine_.sums.at_least(values / GROUP);
+            a.sums = engine_.sums.at_least(values / GROUP);  // at least one for each row, too
         }
         return a;
     }

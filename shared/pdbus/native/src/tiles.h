@@ -31,13 +31,23 @@ inline int32_t four_bytes(const void* p) {
 #ifdef __AVX512F__
 
 inline B64 load64(const void* p) { return {_mm512_loadu_si512(p)}; }
-// sum += the four products of each lane, unsigned a (the same four in every lane) times signed w
-inline void dot_unsigned_activations(I16x& sum, const void* a, B64 w) {
-    sum.v = _mm512_dpbusd_epi32(sum.v, _mm512_set1_epi32(four_bytes(a)), w.v);
-}
+// sum += the four products of each lane, unsigned w times signed a (the same four in every lane)
 inline void dot_unsigned_weights(I16x& sum, const void* a, B64 w) {
     sum.v = _mm512_dpbusd_epi32(sum.v, w.v, _mm512_set1_epi32(four_bytes(a)));
 }
+
+// Exact sums of int8 times int8 by an instruction that wants one side unsigned: w + 128, less 128 times the sum of a.
+struct SignedWeights {
+    B64 raised;
+    explicit SignedWeights(const void* w) : raised{_mm512_xor_si512(load64(w).v, _mm512_set1_epi8(-128))} {}
+};
+struct SignedDot {
+    I16x whole = ints(0);
+    SignedDot() = default;
+    explicit SignedDot(int32_t sum_of_a) : whole(ints(-128 * sum_of_a)) {}
+    void add(const void* a, const SignedWeights& w) { dot_unsigned_weights(whole, a, w.raised); }
+};
+
 inline B64 low_half(B64 w) { return {_mm512_and_si512(w.v, _mm512_set1_epi8(15))}; }
 inline B64 high_half(B64 w) { return {_mm512_and_si512(_mm512_srli_epi16(w.v, 4), _mm512_set1_epi8(15))}; }
 
@@ -46,11 +56,25 @@ inline B64 high_half(B64 w) { return {_mm512_and_si512(_mm512_srli_epi16(w.v, 4)
 inline B64 load64(const void* p) {
     return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)((const char*)p + 32))};
 }
-inline void dot_unsigned_activations(I16x& sum, const void* a, B64 w) {
-    __m256i four = _mm256_set1_epi32(four_bytes(a)), ones = _mm256_set1_epi16(1);
-    sum.a = _mm256_add_epi32(sum.a, _mm256_madd_epi16(_mm256_maddubs_epi16(four, w.a), ones));
-    sum.b = _mm256_add_epi32(sum.b, _mm256_madd_epi16(_mm256_maddubs_epi16(four, w.b), ones));
-}
+
+// The same sums by |w| times a with w's sign: pairs of at most 2 * 127 * 127 don't saturate 16 bits.
+struct SignedWeights {
+    B64 signs, sizes;
+    explicit SignedWeights(const void* w) : signs(load64(w)), sizes{_mm256_abs_epi8(signs.a), _mm256_abs_epi8(signs.b)} {}
+};
+struct SignedDot {
+    I16x whole = ints(0);
+    SignedDot() = default;
+    explicit SignedDot(int32_t) {}
+    void add(const void* a, const SignedWeights& w) {
+        __m256i four = _mm256_set1_epi32(four_bytes(a)), ones = _mm256_set1_epi16(1);
+        __m256i p = _mm256_maddubs_epi16(w.sizes.a, _mm256_sign_epi8(four, w.signs.a));
+        __m256i q = _mm256_maddubs_epi16(w.sizes.b, _mm256_sign_epi8(four, w.signs.b));
+        whole.a = _mm256_add_epi32(whole.a, _mm256_madd_epi16(p, ones));
+        whole.b = _mm256_add_epi32(whole.b, _mm256_madd_epi16(q, ones));
+    }
+};
+
 inline B64 low_half(B64 w) {
     __m256i mask = _mm256_set1_epi8(15);
     return {_mm256_and_si256(w.a, mask), _mm256_and_si256(w.b, mask)};
@@ -82,30 +106,18 @@ inline void tile_i8(const PdLinear& linear, const Activations& a, int row, int p
     const int inputs = linear.inputs;
     const int8_t* w = (const int8_t*)linear.weight + size_t(panel) * inputs * LANES;
     const int8_t* x = a.bytes + size_t(row) * inputs;
-    constexpr int CHAINS = R == 1 ? 4 : R == 2 ? 2 : 1;  // integer sums are exact: any split gives the same
-    I16x sum[R][CHAINS];
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < CHAINS; c++) sum[r][c] = ints(0);
-    int k = 0;
-    for (; k + 4 * CHAINS <= inputs; k += 4 * CHAINS)
+    constexpr int CHAINS = R == 1 ? 4 : R == 2 ? 2 : 1;  // of one row's sum, which is exact in any order
+    SignedDot sum[R][CHAINS];
+    for (int r = 0; r < R; r++) sum[r][0] = SignedDot(a.sums[row + r]);
+    for (int k = 0; k < inputs; k += 4 * CHAINS)  // inputs are a multiple of 32
         for (int c = 0; c < CHAINS; c++) {
-            B64 weights = load64(w + size_t(k + 4 * c) * LANES);
-            for (int r = 0; r < R; r++) dot_unsigned_activations(sum[r][c], x + size_t(r) * inputs + k + 4 * c, weights);
+            SignedWeights weights(w + size_t(k + 4 * c) * LANES);
+            for (int r = 0; r < R; r++) sum[r][c].add(x + size_t(r) * inputs + k + 4 * c, weights);
         }
-    for (; k < inputs; k += 4) {
-        B64 weights = load64(w + size_t(k) * LANES);
-        for (int r = 0; r < R; r++) dot_unsigned_activations(sum[r][0], x + size_t(r) * inputs + k, weights);
-    }
-    I16x shift = load_ints(linear.shift + panel * LANES);
     F16x scale = load(linear.scale + panel * LANES);
     for (int r = 0; r < R; r++) {
-        I16x total = sum[r][0];
-        for (int c = 1; c < CHAINS; c++) total = add(total, sum[r][c]);
-#ifdef __AVX512F__
-        total.v = _mm512_sub_epi32(total.v, shift.v);
-#else
-        total = {_mm256_sub_epi32(total.a, shift.a), _mm256_sub_epi32(total.b, shift.b)};
-#endif
+        I16x total = sum[r][0].whole;
+        for (int c = 1; c < CHAINS; c++) total = add(total, sum[r][c].whole);
         store(y + r * LANES, mul(mul(to_float(total), scale), fill(a.scales[row + r])));
     }
 }
@@ -165,31 +177,15 @@ inline void tile_g8(const PdLinear& linear, const Activations& a, int row, int p
     F16x sum[R];
     for (int r = 0; r < R; r++) sum[r] = zero();
     for (int g = 0; g < groups; g++, w += G8_BLOCK, x += GROUP) {
-        I16x whole[R];
-#ifdef __AVX512F__
-        for (int r = 0; r < R; r++) whole[r] = ints(-128 * a.sums[size_t(row + r) * groups + g]);
+        SignedDot dot[R];
+        for (int r = 0; r < R; r++) dot[r] = SignedDot(a.sums[size_t(row + r) * groups + g]);
         for (int j = 0; j < 8; j++) {
-            B64 raised = {_mm512_xor_si512(load64(w + 64 * j).v, _mm512_set1_epi8(-128))};  // w + 128
-            for (int r = 0; r < R; r++) dot_unsigned_weights(whole[r], x + size_t(r) * inputs + 4 * j, raised);
+            SignedWeights weights(w + 64 * j);
+            for (int r = 0; r < R; r++) dot[r].add(x + size_t(r) * inputs + 4 * j, weights);
         }
-#else
-        // |w| * (a with w's sign): pair sums of at most 2 * 127 * 127 do not saturate
-        __m256i ones = _mm256_set1_epi16(1);
-        for (int r = 0; r < R; r++) whole[r] = ints(0);
-        for (int j = 0; j < 8; j++) {
-            B64 both = load64(w + 64 * j), size = {_mm256_abs_epi8(both.a), _mm256_abs_epi8(both.b)};
-            for (int r = 0; r < R; r++) {
-                __m256i four = _mm256_set1_epi32(four_bytes(x + size_t(r) * inputs + 4 * j));
-                __m256i p = _mm256_maddubs_epi16(size.a, _mm256_sign_epi8(four, both.a));
-                __m256i q = _mm256_maddubs_epi16(size.b, _mm256_sign_epi8(four, both.b));
-                whole[r].a = _mm256_add_epi32(whole[r].a, _mm256_madd_epi16(p, ones));
-                whole[r].b = _mm256_add_epi32(whole[r].b, _mm256_madd_epi16(q, ones));
-            }
-        }
-#endif
         F16x scale = load_half((const uint16_t*)(w + 512));
         for (int r = 0; r < R; r++)
-            sum[r] = fma(to_float(whole[r]), mul(scale, fill(a.scales[size_t(row + r) * groups + g])), sum[r]);
+            sum[r] = fma(to_float(dot[r].whole), mul(scale, fill(a.scales[size_t(row + r) * groups + g])), sum[r]);
     }
     for (int r = 0; r < R; r++) store(y + r * LANES, sum[r]);
 }
