@@ -20,9 +20,9 @@ constexpr int TILE_ROWS = 64;   // at most so many query rows read a block of ke
 constexpr int WANTED_ROWS = 24;  // and about so many where there is a choice
 constexpr int MOST_HEAD_DIM = 256;
 #ifdef __AVX512F__
-constexpr int ROWS_AT_ONCE = 8;
+constexpr int ROWS_AT_ONCE = 8, FEW_ROWS = 4;  // as registers allow: against one page, against two
 #else
-constexpr int ROWS_AT_ONCE = 4;
+constexpr int ROWS_AT_ONCE = 4, FEW_ROWS = 3;
 #endif
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
@@ -41,6 +41,12 @@ struct QueryTile {
     int blocks() const { return last(rows() - 1) / KEY_BLOCK + 1; }
 };
 
+// Pages lie anywhere, so that the hardware cannot guess which comes next.
+template <class Element>
+inline void prefetch(const Element* from, int count) {
+    for (const char* line = (const char*)from; line < (const char*)(from + count); line += 64) _mm_prefetch(line, _MM_HINT_T1);
+}
+
 // What a block of keys says to each row: maximum, sum of exponentials, weighted values.
 struct Partial {
     float* peak;   // [rows]
@@ -48,15 +54,21 @@ struct Partial {
     float* value;  // [rows, head_dim]
 };
 
-template <class Kv, int R>
-inline void scores(const float* const* q, const typename Kv::Element* k, int head_dim, F16x* out) {
-    F16x sum[R];
-    for (int r = 0; r < R; r++) sum[r] = zero();
+// Rows row to row + R against P pages: out[page][row], each a sum over head_dim in order. Two pages at once keep the adders busy when
+// rows are few.
+template <class Kv, int R, int P>
+inline void scores(const float* const* q, const typename Kv::Element* const* k, int head_dim, F16x (*out)[TILE_ROWS], int row) {
+    F16x sum[P][R];
+    for (int p = 0; p < P; p++)
+        for (int r = 0; r < R; r++) sum[p][r] = zero();
     for (int d = 0; d < head_dim; d++) {
-        F16x keys = Kv::load16(k + d * PAGE);
-        for (int r = 0; r < R; r++) sum[r] = fma(fill(q[r][d]), keys, sum[r]);
+        for (int p = 0; p < P; p++) {
+            F16x keys = Kv::load16(k[p] + d * PAGE);
+            for (int r = 0; r < R; r++) sum[p][r] = fma(fill(q[row + r][d]), keys, sum[p][r]);
+        }
     }
-    for (int r = 0; r < R; r++) out[r] = sum[r];
+    for (int p = 0; p < P; p++)
+        for (int r = 0; r < R; r++) out[p][row + r] = sum[p][r];
 }
 
 // 16 * C dimensions of R rows: value += p * v, token by token
@@ -107,14 +119,18 @@ inline void by_rows(int rows, Body&& body) {
 
 // Scores of all rows against one page, and values of one page into all rows. Where many rows read it, a page that is not
 // fp32 is widened once; that is exact, so both ways give the same.
-template <class Kv>
-inline void score_page(const float* const* q, int rows, const typename Kv::Element* k, int head_dim, F16x* out) {
+template <class Kv, int P>
+inline void score_pages(const float* const* q, int rows, const typename Kv::Element* const* k, int head_dim, F16x (*out)[TILE_ROWS]) {
     if (Kv::NARROW && rows > ROWS_AT_ONCE) {
-        alignas(64) float wide[MOST_HEAD_DIM * PAGE];
-        for (int i = 0; i < head_dim * PAGE; i += LANES) store(wide + i, Kv::load16(k + i));
-        return score_page<Float32>(q, rows, wide, head_dim, out);
+        alignas(64) float wide[P][MOST_HEAD_DIM * PAGE];
+        const float* wide_k[P];
+        for (int p = 0; p < P; p++) {
+            for (int i = 0; i < head_dim * PAGE; i += LANES) store(wide[p] + i, Kv::load16(k[p] + i));
+            wide_k[p] = wide[p];
+        }
+        return score_pages<Float32, P>(q, rows, wide_k, head_dim, out);
     }
-    by_rows<ROWS_AT_ONCE>(rows, [&](auto n, int r) { scores<Kv, n()>(q + r, k, head_dim, out + r); });
+    by_rows<P == 1 ? ROWS_AT_ONCE : FEW_ROWS>(rows, [&](auto n, int row) { scores<Kv, n(), P>(q, k, head_dim, out, row); });
 }
 
 template <class Kv>
@@ -138,15 +154,27 @@ inline void attend_block(const QueryTile& tile, const PdPool& pool, int layer, i
     const int begin = std::max(start, tile.first(0) / PAGE * PAGE);        // seen by no row before that
     for (int r = 0; r < rows; r++) q[r] = tile.row(r, head_dim);
 
-    for (int at = begin; at < end; at += PAGE) {
-        PageHead<Kv> page(pool, layer, tile.pages[at / PAGE], kv_head, head_dim);
-        F16x score[TILE_ROWS];
-        score_page<Kv>(q, rows, page.k, head_dim, score);
-        for (int r = 0; r < rows; r++) {
-            if constexpr (Kv::SCALED) score[r] = mul(score[r], load(page.k_scale));
-            store(p + r * KEY_BLOCK + at - start, within(score[r], fill(NEVER), at, tile.first(r), tile.last(r)));
+    auto page_at = [&](int at) { return PageHead<Kv>(pool, layer, tile.pages[at / PAGE], kv_head, head_dim); };
+    auto score = [&](auto pages, int at) {
+        const typename Kv::Element* k[pages()];
+        for (int i = 0; i < pages(); i++) {
+            const int ahead = at + (i + pages()) * PAGE;
+            k[i] = page_at(at + i * PAGE).k;
+            prefetch(page_at(at + i * PAGE).v, PAGE * head_dim);
+            if (ahead < end) prefetch(page_at(ahead).k, PAGE * head_dim);
         }
-    }
+        F16x found[pages()][TILE_ROWS];
+        score_pages<Kv, pages()>(q, rows, k, head_dim, found);
+        for (int i = 0; i < pages(); i++, at += PAGE)
+            for (int r = 0; r < rows; r++) {
+                if constexpr (Kv::SCALED) found[i][r] = mul(found[i][r], load(page_at(at).k_scale));
+                store(p + r * KEY_BLOCK + at - start, within(found[i][r], fill(NEVER), at, tile.first(r), tile.last(r)));
+            }
+    };
+    int next = begin;
+    if (rows <= FEW_ROWS)
+        for (; next + PAGE < end; next += 2 * PAGE) score(std::integral_constant<int, 2>(), next);
+    for (; next < end; next += PAGE) score(std::integral_constant<int, 1>(), next);
 
     for (int r = 0; r < rows; r++) {
         float* row = p + r * KEY_BLOCK;
@@ -165,7 +193,7 @@ inline void attend_block(const QueryTile& tile, const PdPool& pool, int layer, i
     }
 
     for (int at = begin; at < end; at += PAGE) {
-        PageHead<Kv> page(pool, layer, tile.pages[at / PAGE], kv_head, head_dim);
+        const PageHead<Kv> page = page_at(at);
         float* weights = p + at - start;
         if constexpr (Kv::SCALED)
             for (int r = 0; r < rows; r++) {

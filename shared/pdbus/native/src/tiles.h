@@ -22,6 +22,9 @@ constexpr int ROWS = 8;
 constexpr int ROWS = 4;
 #endif
 
+// Unrolled, GCC gathers all products before it adds any, and spills them.
+#define PD_KEEP_LOOP _Pragma("GCC unroll 1")
+
 inline int32_t four_bytes(const void* p) {
     int32_t x;
     std::memcpy(&x, p, 4);
@@ -133,6 +136,7 @@ inline void tile_g4(const PdLinear& linear, const Activations& a, int row, int p
         I16x whole[R];
 #ifdef __AVX512F__
         for (int r = 0; r < R; r++) whole[r] = ints(0);
+        PD_KEEP_LOOP
         for (int j = 0; j < 4; j++) {
             B64 both = load64(w + 64 * j), lower = low_half(both), upper = high_half(both);
             for (int r = 0; r < R; r++) {
@@ -144,6 +148,7 @@ inline void tile_g4(const PdLinear& linear, const Activations& a, int row, int p
         // 8 sums of two products of at most 15 * 127 fit 16 bits: one widening per group
         __m256i p[R], q[R];
         for (int r = 0; r < R; r++) p[r] = q[r] = _mm256_setzero_si256();
+        PD_KEEP_LOOP
         for (int j = 0; j < 4; j++) {
             B64 both = load64(w + 64 * j), lower = low_half(both), upper = high_half(both);
             for (int r = 0; r < R; r++) {
@@ -179,6 +184,7 @@ inline void tile_g8(const PdLinear& linear, const Activations& a, int row, int p
     for (int g = 0; g < groups; g++, w += G8_BLOCK, x += GROUP) {
         SignedDot dot[R];
         for (int r = 0; r < R; r++) dot[r] = SignedDot(a.sums[size_t(row + r) * groups + g]);
+        PD_KEEP_LOOP
         for (int j = 0; j < 8; j++) {
             SignedWeights weights(w + 64 * j);
             for (int r = 0; r < R; r++) dot[r].add(x + size_t(r) * inputs + 4 * j, weights);
