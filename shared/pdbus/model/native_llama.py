@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -20,8 +19,9 @@ from pdbus.native.library import GROUP, LANES, BatchStruct, LayerStruct, ModelSt
 from pdbus.native.pack import PackedLinear, interleaved, pack_f32, pack_g4, pack_g8, pack_i8
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
-Precision: TypeAlias = Literal["fp32", "int8", "int8g", "int4"]
-"""int8: rotated weights, activations in 7 bits per row. int4: weights and activations in groups of 32, the head in 8 bits."""
+Precision: TypeAlias = Literal["fp32", "int8-rows", "int8-groups", "int4-groups"]
+"""rows: rotated weights with a scale per output channel, activations with one per row. groups: plain weights with a scale
+per 32 inputs, activations (int8) likewise; with int4 the head stays int8."""
 
 _MOST_HEAD_DIM = 256
 _MOST_GROUP = 64
@@ -32,8 +32,9 @@ def check_supported(config: ModelConfig) -> None:
     widths = (config.hidden_size, config.intermediate_size, config.heads * config.head_dim)
     if any(width % GROUP for width in widths) or config.head_dim % LANES or config.head_dim > _MOST_HEAD_DIM:
         raise NativeUnavailable(f"widths {widths} and head_dim {config.head_dim} don't fit the kernels")
-    if config.heads // config.kv_heads > _MOST_GROUP:
-        raise NativeUnavailable(f"{config.heads // config.kv_heads} query heads to a KV head are too many for the kernels")
+    group = config.heads // config.kv_heads
+    if group > _MOST_GROUP:
+        raise NativeUnavailable(f"{group} query heads to a KV head are too many for the kernels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class NativeLlama:
         )  # fmt: skip
         return ModelStruct(
             config.hidden_size, config.intermediate_size, config.heads, config.kv_heads, config.head_dim,
-            config.layers, config.vocab_size, inner_block(config) if self.precision == "int8" else 0,
+            config.layers, config.vocab_size, inner_block(config) if self.precision == "int8-rows" else 0,
             config.rms_norm_eps, self.embedding.dtype == np.float16, address(self.embedding),
             address(self._frequencies), address(self.final_norm), self.head.struct, layers,
         )  # fmt: skip
@@ -113,7 +114,9 @@ class _BatchArrays:
     """A Batch as the kernels read it; keeps the arrays alive that `struct` points into."""
 
     def __init__(self, batch: Batch) -> None:
-        pieces, pages, at = [], [], 0
+        pieces: list[tuple[int, int, int, int]] = []
+        pages: list[int] = []
+        at = 0
         for piece in batch.sequences:
             needed = -(-(piece.past + piece.length) // PAGE_TOKENS)
             if len(piece.page_ids) < needed:
@@ -132,8 +135,8 @@ def build_native(
 ) -> NativeLlama:
     """From fp32 tensors by Hugging Face names. Raises NativeUnavailable where the kernels don't fit the model."""
     check_supported(config)
-    weights = dict(rotated(config, tensors)) if precision == "int8" else dict(tensors)
-    if precision != "int8" and config.tied_embeddings:
+    weights = dict(rotated(config, tensors)) if precision == "int8-rows" else dict(tensors)
+    if precision != "int8-rows" and config.tied_embeddings:
         weights["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     embedding = weights["model.embed_tokens.weight"]
     return NativeLlama(
@@ -165,6 +168,7 @@ def _layer(config: ModelConfig, weights: Mapping[str, Array], index: int, precis
         return _packed(weight, joined("bias", *names), precision)
 
     gate_bias, up_bias = part("mlp.gate_proj", "bias"), part("mlp.up_proj", "bias")
+    bias = None if gate_bias is None or up_bias is None else interleaved(gate_bias, up_bias)
     gate_up = interleaved(weights[f"{prefix}.mlp.gate_proj.weight"], weights[f"{prefix}.mlp.up_proj.weight"])
     qk_norm = None
     if config.qk_norm:
@@ -176,7 +180,7 @@ def _layer(config: ModelConfig, weights: Mapping[str, Array], index: int, precis
         qk_norm=qk_norm,
         out=linear("self_attn.o_proj"),
         post_norm=_copied(part("post_attention_layernorm", "weight")),
-        gate_up=_packed(gate_up, None if gate_bias is None or up_bias is None else interleaved(gate_bias, up_bias), precision),
+        gate_up=_packed(gate_up, bias, precision),
         down=linear("mlp.down_proj"),
         window=config.window(index) or 0,
     )
@@ -186,11 +190,11 @@ def _packed(weight: Array, bias: Array | None, precision: Precision, *, head: bo
     match precision:
         case "fp32":
             return pack_f32(weight, bias)
-        case "int8":
+        case "int8-rows":
             return pack_i8(*rows8(weight), bias)
-        case "int8g":
+        case "int8-groups":
             return pack_g8(*groups8(weight), bias)
-        case "int4":
+        case "int4-groups":
             return pack_g8(*groups8(weight), bias) if head else pack_g4(*groups4(weight), bias)
 
 

@@ -47,7 +47,7 @@ class NativePool:
         return self._layers[layer]
 
     def gather(self, layer: int, page_ids: Sequence[int], length: int) -> tuple[Array, Array]:
-        """K and V of a sequence's first `length` tokens in fp32, each [length, kv_heads, head_dim]; for tests and other readers."""
+        """K and V of a sequence's first `length` tokens, widened to fp32: each [length, kv_heads, head_dim]; copies."""
         form, tokens, width = self.format, PAGE_TOKENS, self.format.head_dim
         dtype = {"fp32": "<f4", "fp16": "<f2", "int8": "i1"}[form.dtype]
         heads = self._layers[layer][list(page_ids)].reshape(len(page_ids), form.kv_heads, -1)

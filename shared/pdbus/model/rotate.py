@@ -1,4 +1,4 @@
-"""Rotates a checkpoint so that int8 keeps its quality: no channel of any activation stands out (QuaRot, arXiv 2404.00456).
+"""Rotates a checkpoint so that int8 keeps its quality: no channel of activations stands out (QuaRot, arXiv 2404.00456).
 
 The rotated model computes the same function. The residual stream turns by a fixed orthogonal matrix R, values turn per
 head, and the MLP's inner values turn in blocks at run time; each turn is undone in the next weights. RMSNorm commutes

@@ -19,10 +19,15 @@ Level: TypeAlias = Literal["avx512", "avx2"]
 
 _SOURCES = Path(__file__).parent / "src"
 # No -ffast-math and no contraction: the order of floating point is part of what is promised (DESIGN.md G9).
-_FLAGS = "-std=c++17 -O3 -fPIC -shared -pthread -ffp-contract=off -fno-math-errno -fno-tree-reassoc -fvisibility=hidden -Wall -Wextra -Wno-maybe-uninitialized".split()
-_AVX2 = "-mavx2 -mfma -mf16c".split()
+_FLAGS = [
+    *("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-tree-reassoc"),
+    *("-Wall", "-Wextra", "-Wno-maybe-uninitialized"),  # the last: GCC 12 warns of its own intrinsics
+]
+_AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+_AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mprefer-vector-width=512"]
 _LEVEL_FLAGS: dict[Level, list[str]] = {
-    "avx512": [*_AVX2, *"-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512".split()],
+    "avx512": [*_AVX2, *_AVX512],
     "avx2": _AVX2,
 }
 _NEEDS: dict[Level, set[str]] = {

@@ -127,7 +127,9 @@ class NativeEngine:
     def __enter__(self) -> NativeEngine:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -159,7 +161,13 @@ class NativeEngine:
 
         callback = OnLayer(guarded) if on_layer else OnLayer()
         code = self._library.pd_forward(
-            self._handle, ctypes.byref(model), ctypes.byref(pool), ctypes.byref(batch), callback, address(logits), address(greedy)
+            self._handle,
+            ctypes.byref(model),
+            ctypes.byref(pool),
+            ctypes.byref(batch),
+            callback,
+            address(logits),
+            address(greedy),
         )
         if failures:
             raise failures[0]

@@ -92,7 +92,5 @@ def _linear(
     if inputs % GROUP:
         raise ValueError(f"the kernels take inputs in groups of {GROUP}, not {inputs}")
     padded_bias = None if bias is None else _padded(bias)
-    struct = LinearStruct(
-        kind, outputs, inputs, 0, address(weight), address(scale), address(padded_bias)
-    )
+    struct = LinearStruct(kind, outputs, inputs, 0, address(weight), address(scale), address(padded_bias))
     return PackedLinear(struct, (weight, scale, padded_bias))

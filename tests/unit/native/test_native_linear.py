@@ -44,7 +44,8 @@ def quantised_rows(x: Array, kind: str) -> Array:
     groups = x.reshape(len(x), -1, x.shape[1] if kind == "i8" else 32)
     peak = np.abs(groups).max(-1, keepdims=True)
     steps = np.rint(groups * np.divide(np.float32(127), peak, out=np.zeros_like(peak), where=peak > 0))
-    return (steps * (peak / np.float32(127))).reshape(x.shape)
+    dequantised: Array = (steps * (peak / np.float32(127))).reshape(x.shape)
+    return dequantised
 
 
 @pytest.mark.parametrize("kind", KINDS)

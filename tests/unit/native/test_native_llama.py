@@ -19,7 +19,7 @@ from tests.support.checkpoints import FAMILIES, tiny_checkpoint
 from tests.support.llama import Runner, load
 
 Array = np.ndarray[Any, Any]
-PRECISIONS: tuple[Precision, ...] = ("fp32", "int8", "int8g", "int4")
+PRECISIONS: tuple[Precision, ...] = ("fp32", "int8-rows", "int8-groups", "int4-groups")
 KV_DTYPES: tuple[KvDtype, ...] = ("fp32", "fp16", "int8")
 
 
@@ -64,7 +64,7 @@ def test_fp32_equals_the_torch_path(engine: NativeEngine, checkpoints: dict[str,
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("precision", ["int8", "int8g"])
+@pytest.mark.parametrize("precision", ["int8-rows", "int8-groups"])
 def test_int8_stays_near_fp32(
     engine: NativeEngine, checkpoints: dict[str, Checkpoint], family: str, precision: Precision
 ) -> None:
@@ -146,7 +146,7 @@ def test_attention_reads_what_the_pages_hold(
 
 
 def test_each_layer_is_told_when_its_kv_is_final(engine: NativeEngine, checkpoints: dict[str, Checkpoint]) -> None:
-    model = built(checkpoints["llama"], engine, "int4")
+    model = built(checkpoints["llama"], engine, "int4-groups")
     pool, told = NativePool(model.page_format("fp16"), 4), []
     seen: list[bytes] = []
 
@@ -160,7 +160,7 @@ def test_each_layer_is_told_when_its_kv_is_final(engine: NativeEngine, checkpoin
 
 
 def test_what_on_layer_raises_is_raised_by_the_step(engine: NativeEngine, checkpoints: dict[str, Checkpoint]) -> None:
-    model = built(checkpoints["llama"], engine, "int4")
+    model = built(checkpoints["llama"], engine, "int4-groups")
 
     def on_layer(layer: int) -> None:
         raise LookupError(layer)
@@ -187,7 +187,7 @@ def test_only_its_own_slots_are_written(engine: NativeEngine, checkpoints: dict[
 
 
 def test_greedy_is_the_first_best_of_each_row(engine: NativeEngine, checkpoints: dict[str, Checkpoint]) -> None:
-    model = built(checkpoints["llama"], engine, "int8g")
+    model = built(checkpoints["llama"], engine, "int8-groups")
     greedy = np.empty(30, np.int32)
     batch = Batch(prompt(30), [SequenceSlice(0, 30, 0, [0, 1])], range(30))
     logits = model.forward(batch, NativePool(model.page_format(), 2), greedy=greedy)

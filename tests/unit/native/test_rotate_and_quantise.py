@@ -13,7 +13,7 @@ from pdbus.model.quantize import Groups4, Groups8, groups4, groups8, rows8, wide
 from pdbus.model.rotate import rotated
 from pdbus.native.library import NativeEngine
 from pdbus.native.pack import pack_f32
-from tests.support.checkpoints import FAMILIES, tiny_checkpoint
+from tests.support.checkpoints import FAMILIES, Family, tiny_checkpoint
 from tests.support.llama import Runner, load
 from tests.unit.native.test_native_llama import Native, prompt
 
@@ -31,13 +31,13 @@ def test_rotation_spreads_one_value_evenly_over_all(size: int) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_rotated_fp32_model_gives_the_same_logits(
-    engine: NativeEngine, tmp_path_factory: pytest.TempPathFactory, family: str, monkeypatch: pytest.MonkeyPatch
+    engine: NativeEngine, tmp_path_factory: pytest.TempPathFactory, family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_num_threads(1)
     checkpoint = open_checkpoint(str(tiny_checkpoint(tmp_path_factory.mktemp("model"), family, attention_bias=True)))
     exact = lambda weight, bias, precision, head=False: pack_f32(weight, bias)  # noqa: E731
     monkeypatch.setattr("pdbus.model.native_llama._packed", exact)
-    model = build_native(checkpoint.config, dict(checkpoint.tensors()), engine, "int8")
+    model = build_native(checkpoint.config, dict(checkpoint.tensors()), engine, "int8-rows")
     wanted = Runner(load(checkpoint)).logits(prompt(80)).numpy()
     assert np.abs(Native(model).logits(prompt(80)) - wanted).mean() < 2e-3  # the embedding is kept in fp16
 
