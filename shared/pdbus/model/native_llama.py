@@ -8,20 +8,22 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from pdbus.errors import Corrupt
+from pdbus.messages.common import Digest
 from pdbus.model.batch import Batch
-from pdbus.model.config import ModelConfig
+from pdbus.model.config import ModelConfig, expected_tensors
 from pdbus.model.native_pool import PAGE_TOKENS, KvDtype, NativePageFormat, NativePool
 from pdbus.model.quantize import groups4, groups8, rows8
 from pdbus.model.rope import frequencies
-from pdbus.model.rotate import inner_block, rotated
+from pdbus.model.rotate import inner_block, rotated, rotated_names
 from pdbus.native.build import NativeUnavailable
 from pdbus.native.library import GROUP, LANES, BatchStruct, LayerStruct, ModelStruct, NativeEngine, address
 from pdbus.native.pack import PackedLinear, interleaved, pack_f32, pack_g4, pack_g8, pack_i8
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Precision: TypeAlias = Literal["fp32", "int8-rows", "int8-groups", "int4-groups"]
-"""rows: rotated weights with a scale per output channel, activations with one per row. groups: plain weights with a scale
-per 32 inputs, activations (int8) likewise; with int4 the head stays int8."""
+"""rows: rotated weights with a scale per output channel, activations with one per row. groups: plain weights with a
+scale per 32 inputs, activations (int8) likewise; with int4 the head stays int8."""
 
 _MOST_HEAD_DIM = 256
 _MOST_GROUP = 64
@@ -62,6 +64,8 @@ class NativeLlama:
     layers: tuple[NativeLayer, ...]
     final_norm: Array | None
     head: PackedLinear
+    digests: Mapping[str, Digest]
+    """Layer name (`embed`, `layers.0`, …, `head`) -> digest, of what this was built from."""
     _frequencies: Array
     _struct: ModelStruct = field(init=False)
 
@@ -131,31 +135,73 @@ class _BatchArrays:
 
 
 def build_native(
-    config: ModelConfig, tensors: Mapping[str, Array], engine: NativeEngine, precision: Precision
+    config: ModelConfig,
+    digests: Mapping[str, Digest],
+    tensors: Mapping[str, Array],
+    engine: NativeEngine,
+    precision: Precision,
+    reuse: NativeLlama | None = None,
 ) -> NativeLlama:
-    """From fp32 tensors by Hugging Face names. Raises NativeUnavailable where the kernels don't fit the model."""
+    """From fp32 `tensors` by Hugging Face names; layers that `reuse` has under the same digest are shared, and their
+    tensors not asked for. Raises NativeUnavailable where the kernels don't fit the model."""
     check_supported(config)
-    weights = dict(rotated(config, tensors)) if precision == "int8-rows" else dict(tensors)
-    if precision != "int8-rows" and config.tied_embeddings:
-        weights["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    embedding = weights["model.embed_tokens.weight"]
+    if reuse and (reuse.precision, reuse.config) != (precision, config):
+        reuse = None
+    source = _Source(config, tensors, precision)
+
+    def same(layer: str) -> bool:
+        return reuse is not None and layer in digests and reuse.digests.get(layer) == digests[layer]
+
+    same_head = same("head") and (not config.tied_embeddings or same("embed"))
     return NativeLlama(
         config=config,
         precision=precision,
         engine=engine,
-        embedding=np.ascontiguousarray(embedding if precision == "fp32" else embedding.astype(np.float16)),
-        layers=tuple(_layer(config, weights, index, precision) for index in range(config.layers)),
-        final_norm=_copied(weights.get("model.norm.weight")),
-        head=_packed(weights["lm_head.weight"], None, precision, head=True),
+        embedding=reuse.embedding if reuse and same("embed") else source.embedding(),
+        layers=tuple(
+            reuse.layers[index] if reuse and same(f"layers.{index}") else _layer(config, source, index, precision)
+            for index in range(config.layers)
+        ),
+        final_norm=reuse.final_norm if reuse and same_head else _copied(source.get("model.norm.weight")),
+        head=reuse.head if reuse and same_head else _packed(source["lm_head.weight"], None, precision, head=True),
+        digests=dict(digests),
         _frequencies=np.ascontiguousarray(frequencies(config).numpy()),
     )
 
 
-def _layer(config: ModelConfig, weights: Mapping[str, Array], index: int, precision: Precision) -> NativeLayer:
+class _Source:
+    """The tensors as the kernels shall have them: rotated one by one where the precision asks for it."""
+
+    def __init__(self, config: ModelConfig, tensors: Mapping[str, Array], precision: Precision) -> None:
+        self._config, self._tensors, self._precision = config, tensors, precision
+        self._turned = precision == "int8-rows"
+        names = rotated_names(config) if self._turned else (*expected_tensors(config), "lm_head.weight")
+        self._names = frozenset(names)
+
+    def get(self, name: str) -> Array | None:
+        if name not in self._names:
+            return None
+        if self._turned:
+            return rotated(self._config, name, self._tensors)
+        tied_head = name == "lm_head.weight" and self._config.tied_embeddings
+        return self._tensors["model.embed_tokens.weight" if tied_head else name]
+
+    def __getitem__(self, name: str) -> Array:
+        tensor = self.get(name)
+        if tensor is None:
+            raise Corrupt(f"the tensor {name} is missing")
+        return tensor
+
+    def embedding(self) -> Array:
+        exact = self["model.embed_tokens.weight"]
+        return np.array(exact, np.float32 if self._precision == "fp32" else np.float16)
+
+
+def _layer(config: ModelConfig, source: _Source, index: int, precision: Precision) -> NativeLayer:
     prefix = f"model.layers.{index}"
 
     def part(name: str, kind: str) -> Array | None:
-        return weights.get(f"{prefix}.{name}.{kind}")
+        return source.get(f"{prefix}.{name}.{kind}")
 
     def joined(kind: str, *names: str) -> Array | None:
         found = [array for name in names if (array := part(name, kind)) is not None]
@@ -164,15 +210,15 @@ def _layer(config: ModelConfig, weights: Mapping[str, Array], index: int, precis
     def linear(*names: str) -> PackedLinear:
         weight = joined("weight", *names)
         if weight is None:
-            raise ValueError(f"{prefix} lacks {names}")
+            raise Corrupt(f"{prefix} lacks {names}")
         return _packed(weight, joined("bias", *names), precision)
 
     gate_bias, up_bias = part("mlp.gate_proj", "bias"), part("mlp.up_proj", "bias")
     bias = None if gate_bias is None or up_bias is None else interleaved(gate_bias, up_bias)
-    gate_up = interleaved(weights[f"{prefix}.mlp.gate_proj.weight"], weights[f"{prefix}.mlp.up_proj.weight"])
+    gate_up = interleaved(source[f"{prefix}.mlp.gate_proj.weight"], source[f"{prefix}.mlp.up_proj.weight"])
     qk_norm = None
     if config.qk_norm:
-        q, k = (weights[f"{prefix}.self_attn.{one}_norm.weight"] for one in "qk")
+        q, k = (source[f"{prefix}.self_attn.{one}_norm.weight"] for one in "qk")
         qk_norm = np.concatenate((np.tile(q, (config.heads, 1)), np.tile(k, (config.kv_heads, 1))))
     return NativeLayer(
         input_norm=_copied(part("input_layernorm", "weight")),

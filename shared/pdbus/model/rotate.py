@@ -9,7 +9,7 @@ order: the same bits come out on every machine, and a changed tensor changes onl
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,17 +28,22 @@ def inner_block(config: ModelConfig) -> int:
     return min(_MOST_INNER_BLOCK, config.intermediate_size & -config.intermediate_size)
 
 
-def rotated(config: ModelConfig, tensors: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
-    """(name, fp32 array) of the rotated model, in the order of `expected_tensors` with an untied head at the end.
+def rotated_names(config: ModelConfig) -> tuple[str, ...]:
+    """The tensors of the rotated model: an untied head at the end, and no norm gains of the residual stream (they
+    would all be one); those of q and k stay."""
+    gone = ("model.norm.weight", "lm_head.weight")
+    kept = (name for name in expected_tensors(config) if name not in gone and not _is_stream_norm(name))
+    return (*kept, "lm_head.weight")
 
-    Norm gains of the residual stream are gone (they would all be one); those of q and k stay. `tensors`: fp32, by
-    Hugging Face names. To be run with the block rotation of `inner_block` before down_proj."""
-    for name in expected_tensors(config):
-        if name in ("model.norm.weight", "lm_head.weight") or _is_stream_norm(name):
-            continue
-        yield name, _turned(config, name, tensors)
+
+def rotated(config: ModelConfig, name: str, tensors: Mapping[str, Array]) -> Array:
+    """One tensor of the rotated model in fp32. `tensors`: the model's own, fp32, by Hugging Face names.
+
+    To be run with the block rotation of `inner_block` before down_proj."""
+    if name != "lm_head.weight":
+        return _turned(config, name, tensors)
     head = tensors["model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"]
-    yield "lm_head.weight", _reads_stream(head, tensors["model.norm.weight"])
+    return _reads_stream(head, tensors["model.norm.weight"])
 
 
 def _is_stream_norm(name: str) -> bool:

@@ -179,6 +179,18 @@ class NativeEngine:
         _check(self._library.pd_linear(self._handle, ctypes.byref(linear), address(x), len(x), address(y)))
         return y
 
+    def top(self, logits: Array, k: int) -> tuple[Array, Array, Array]:
+        """The k best of each row of fp32 [rows, vocabulary], best first, of equal ones the lower id: int32 ids and fp32
+        logits [rows, k], and log(sum(exp)) of each whole row [rows]: a logit less that is its log-probability."""
+        rows, size = logits.shape
+        k = min(k, size)
+        ids, values = np.empty((rows, k), np.int32), np.empty((rows, k), np.float32)
+        log_sums = np.empty(rows, np.float32)
+        self._library.pd_top(
+            self._handle, address(logits), rows, size, k, address(ids), address(values), address(log_sums)
+        )
+        return ids, values, log_sums
+
     def hadamard(self, x: Array, block: int) -> None:
         """Rotates each run of `block` values of x fp32 [size] in place."""
         self._library.pd_hadamard(address(x), x.size, block)
@@ -198,6 +210,8 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         c_void_p, POINTER(ModelStruct), POINTER(PoolStruct), POINTER(BatchStruct), OnLayer, c_void_p, c_void_p,
     )  # fmt: skip
     library.pd_linear.argtypes = (c_void_p, POINTER(LinearStruct), c_void_p, c_int32, c_void_p)
+    library.pd_top.argtypes = (c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p)
+    library.pd_top.restype = None
     library.pd_hadamard.argtypes = (c_void_p, c_int32, c_int32)
     library.pd_hadamard.restype = None
     return library

@@ -105,3 +105,13 @@ def test_hadamard_is_orthogonal_and_its_own_inverse(engine: NativeEngine, size: 
     assert np.allclose(turned[:block], first / np.sqrt(block), atol=1e-5)
     engine.hadamard(turned, block)
     assert np.allclose(turned, x, atol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "k"), [(1000, 1), (1000, 20), (37, 20), (7, 20)])
+def test_top_is_a_stable_sort_with_its_log_sum(engine: NativeEngine, size: int, k: int) -> None:
+    logits = np.round(random(5, size) * 4)  # with many equal values
+    ids, values, log_sums = engine.top(logits, k)
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :k]
+    assert np.array_equal(ids, order)
+    assert np.array_equal(values, np.take_along_axis(logits, order, 1))
+    assert np.allclose(log_sums, np.log(np.exp(logits.astype(np.float64)).sum(1)), atol=1e-5)

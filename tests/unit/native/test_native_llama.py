@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from pdbus.messages.common import Digest
 from pdbus.model.batch import Batch, SequenceSlice
 from pdbus.model.checkpoint import Checkpoint, open_checkpoint
 from pdbus.model.native_llama import NativeLlama, Precision, build_native
@@ -31,7 +32,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoin
 
 
 def built(checkpoint: Checkpoint, engine: NativeEngine, precision: Precision) -> NativeLlama:
-    return build_native(checkpoint.config, dict(checkpoint.tensors()), engine, precision)
+    return build_native(checkpoint.config, {}, dict(checkpoint.tensors()), engine, precision)
 
 
 def prompt(length: int, seed: int = 1) -> list[int]:
@@ -198,3 +199,21 @@ def test_too_few_pages_are_refused(engine: NativeEngine, checkpoints: dict[str, 
     model = built(checkpoints["llama"], engine, "fp32")
     with pytest.raises(ValueError, match="need 2 pages"):
         model.forward(Batch(prompt(20), [SequenceSlice(0, 20, 0, [0])], []), NativePool(model.page_format(), 1))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_version_shares_what_did_not_change(
+    engine: NativeEngine, checkpoints: dict[str, Checkpoint], precision: Precision
+) -> None:
+    config, tensors = checkpoints["llama"].config, dict(checkpoints["llama"].tensors())
+    digests = {name: Digest(bytes(32)) for name in ("embed", "layers.0", "layers.1", "head")}
+    older = build_native(config, digests, tensors, engine, precision)
+    name = "model.layers.1.mlp.up_proj.weight"
+    changed = {name: tensors[name] * np.float32(1.1)}
+    needed = {key: array for key, array in tensors.items() if key.startswith("model.layers.1.")} | changed
+    newer = build_native(config, digests | {"layers.1": Digest(bytes(31) + b"1")}, needed, engine, precision, older)
+    assert newer.layers[0] is older.layers[0]
+    assert (newer.embedding is older.embedding, newer.head is older.head) == (True, True)
+    fresh = build_native(config, {}, tensors | changed, engine, precision)
+    assert np.array_equal(Native(newer).logits(prompt(20)), Native(fresh).logits(prompt(20)))
+    assert not np.array_equal(Native(newer).logits(prompt(20)), Native(older).logits(prompt(20)))

@@ -10,7 +10,7 @@ from pdbus.model.checkpoint import open_checkpoint
 from pdbus.model.hadamard import rotate
 from pdbus.model.native_llama import build_native
 from pdbus.model.quantize import Groups4, Groups8, groups4, groups8, rows8, widened
-from pdbus.model.rotate import rotated
+from pdbus.model.rotate import rotated, rotated_names
 from pdbus.native.library import NativeEngine
 from pdbus.native.pack import pack_f32
 from tests.support.checkpoints import FAMILIES, Family, tiny_checkpoint
@@ -37,7 +37,7 @@ def test_a_rotated_fp32_model_gives_the_same_logits(
     checkpoint = open_checkpoint(str(tiny_checkpoint(tmp_path_factory.mktemp("model"), family, attention_bias=True)))
     exact = lambda weight, bias, precision, head=False: pack_f32(weight, bias)  # noqa: E731
     monkeypatch.setattr("pdbus.model.native_llama._packed", exact)
-    model = build_native(checkpoint.config, dict(checkpoint.tensors()), engine, "int8-rows")
+    model = build_native(checkpoint.config, {}, dict(checkpoint.tensors()), engine, "int8-rows")
     wanted = Runner(load(checkpoint)).logits(prompt(80)).numpy()
     assert np.abs(Native(model).logits(prompt(80)) - wanted).mean() < 2e-3  # the embedding is kept in fp16
 
@@ -45,9 +45,11 @@ def test_a_rotated_fp32_model_gives_the_same_logits(
 def test_a_changed_tensor_changes_only_itself(tmp_path_factory: pytest.TempPathFactory) -> None:
     checkpoint = open_checkpoint(str(tiny_checkpoint(tmp_path_factory.mktemp("model"), "llama")))
     tensors = dict(checkpoint.tensors())
-    before = dict(rotated(checkpoint.config, tensors))
+    names = rotated_names(checkpoint.config)
+    before = {key: rotated(checkpoint.config, key, tensors) for key in names}
     name = "model.layers.1.mlp.down_proj.weight"
-    after = dict(rotated(checkpoint.config, {**tensors, name: tensors[name] * np.float32(1.5)}))
+    changed = {**tensors, name: tensors[name] * np.float32(1.5)}
+    after = {key: rotated(checkpoint.config, key, changed) for key in names}
     assert [key for key in before if not np.array_equal(before[key], after[key])] == [name]
 
 

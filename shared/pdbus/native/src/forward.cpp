@@ -360,7 +360,10 @@ PD_EXPORT int pd_linear(void* engine, const PdLinear* linear, const float* x, in
 
 PD_EXPORT void pd_hadamard(float* x, int size, int block) { hadamard(x, size, block); }
 
-PD_EXPORT void pd_best(const float* x, int rows, int size, int32_t* out) {
-    for (int r = 0; r < rows; r++) out[r] = best(x + size_t(r) * size, size);
+// Of each row of x [rows, size] the k best: ids and values [rows, k]; log_sums [rows].
+PD_EXPORT void pd_top(void* engine, const float* x, int rows, int size, int k, int32_t* ids, float* values, float* log_sums) {
+    static_cast<Engine*>(engine)->threads.run(rows, [&](int r) {
+        log_sums[r] = top(x + size_t(r) * size, size, k, ids + size_t(r) * k, values + size_t(r) * k);
+    });
 }
 }

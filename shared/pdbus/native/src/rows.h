@@ -77,4 +77,27 @@ inline int best(const float* x, int size) {
     return 0;  // nothing but NaN
 }
 
+// The k greatest values in falling order, of equal ones the first; returns log(sum(e^x)), what log-softmax subtracts.
+inline float top(const float* x, int size, int k, int32_t* ids, float* values) {
+    int found = 0;
+    float least = -INFINITY;  // what a value must exceed once k are found
+    auto take = [&](float value, int id) {
+        if (found == k && !(value > least)) return;
+        int at = found < k ? found++ : k - 1;
+        for (; at > 0 && values[at - 1] < value; at--) values[at] = values[at - 1], ids[at] = ids[at - 1];
+        values[at] = value, ids[at] = id;
+        if (found == k) least = values[k - 1];
+    };
+    int i = 0;
+    for (; i + LANES <= size; i += LANES)
+        if (found < k || greatest(load(x + i)) > least)
+            for (int j = i; j < i + LANES; j++) take(x[j], j);
+    for (; i < size; i++) take(x[i], i);
+    F16x total = zero(), peak = fill(values[0]);
+    for (i = 0; i + LANES <= size; i += LANES) total = add(total, exp(sub(load(x + i), peak)));
+    double sum_of_all = sum(total);
+    for (; i < size; i++) sum_of_all += std::exp(double(x[i]) - values[0]);
+    return float(values[0] + std::log(sum_of_all));
+}
+
 }  // namespace pd
