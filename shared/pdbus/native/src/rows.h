@@ -19,22 +19,20 @@ inline void rms_norm(const float* x, const float* gain, int size, float epsilon,
     }
 }
 
+// Sums in lanes whose number lacks the bit Half, differences in those that have it.
+template <int Half>
+inline F16x butterfly(F16x x) {
+    alignas(64) float signs[LANES];
+    for (int j = 0; j < LANES; j++) signs[j] = j & Half ? -1.0f : 1.0f;
+    return fma(x, load(signs), exchanged<Half>(x));
+}
+
 // x *= H / sqrt(block) for each run of `block` (a power of two, at least 16), H the Hadamard matrix in Sylvester's order.
 inline void hadamard(float* x, int size, int block) {
     const F16x factor = fill(1.0f / std::sqrt(float(block)));
     for (float* at = x; at < x + size; at += block) {
-        for (int half = 1; half < LANES; half *= 2)  // within sixteen neighbours
-            for (int i = 0; i < block; i += LANES) {
-                alignas(64) float turned[LANES], sign[LANES];
-                F16x value = load(at + i);
-                store(turned, value);
-                alignas(64) float other[LANES];
-                for (int j = 0; j < LANES; j++) {
-                    other[j] = turned[j ^ half];
-                    sign[j] = j & half ? -1.0f : 1.0f;
-                }
-                store(at + i, fma(value, load(sign), load(other)));
-            }
+        for (int i = 0; i < block; i += LANES)
+            store(at + i, butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(load(at + i))))));
         for (int half = LANES; half < block; half *= 2)
             for (int i = 0; i < block; i += 2 * half)
                 for (int j = i; j < i + half; j += LANES) {

@@ -63,6 +63,14 @@ inline F16x within(F16x a, F16x b, int first, int from, int to) {
     __mmask16 in = _mm512_cmpge_epi32_mask(at, _mm512_set1_epi32(from)) & _mm512_cmple_epi32_mask(at, _mm512_set1_epi32(to));
     return {_mm512_mask_blend_ps(in, b.v, a.v)};
 }
+// Lane j gets what lane j ^ Half had.
+template <int Half>
+inline F16x exchanged(F16x a) {
+    if constexpr (Half == 1) return {_mm512_permute_ps(a.v, 0xB1)};
+    else if constexpr (Half == 2) return {_mm512_permute_ps(a.v, 0x4E)};
+    else if constexpr (Half == 4) return {_mm512_shuffle_f32x4(a.v, a.v, 0xB1)};
+    else return {_mm512_shuffle_f32x4(a.v, a.v, 0x4E)};
+}
 inline __m256 low(F16x a) { return _mm512_castps512_ps256(a.v); }
 inline __m256 high(F16x a) { return _mm512_extractf32x8_ps(a.v, 1); }
 
@@ -136,6 +144,13 @@ inline __m256 within8(__m256 x, __m256 other, __m256i at, int from, int to) {
 inline F16x within(F16x x, F16x other, int first, int from, int to) {
     __m256i at = _mm256_add_epi32(_mm256_set1_epi32(first), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
     return {within8(x.a, other.a, at, from, to), within8(x.b, other.b, _mm256_add_epi32(at, _mm256_set1_epi32(8)), from, to)};
+}
+template <int Half>
+inline F16x exchanged(F16x x) {
+    if constexpr (Half == 1) return {_mm256_permute_ps(x.a, 0xB1), _mm256_permute_ps(x.b, 0xB1)};
+    else if constexpr (Half == 2) return {_mm256_permute_ps(x.a, 0x4E), _mm256_permute_ps(x.b, 0x4E)};
+    else if constexpr (Half == 4) return {_mm256_permute2f128_ps(x.a, x.a, 1), _mm256_permute2f128_ps(x.b, x.b, 1)};
+    else return {x.b, x.a};
 }
 inline __m256 low(F16x x) { return x.a; }
 inline __m256 high(F16x x) { return x.b; }
