@@ -1,0 +1,217 @@
+"""The compiled library as Python sees it: the structures of src/abi.h, and an engine that owns threads and scratch."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from enum import IntEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from pdbus.native.build import Level, NativeUnavailable, compiled, levels
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+LANES = 16
+GROUP = 32
+SPINS = 20_000
+"""How often a helper looks for work before it sleeps: some 0.2 ms, longer than any gap within a step."""
+
+
+class Kind(IntEnum):
+    F32, I8, G4, G8 = range(4)
+
+
+class KvKind(IntEnum):
+    F32, F16, I8 = range(3)
+
+
+class LinearStruct(Structure):
+    _fields_ = (
+        ("kind", c_int32),
+        ("outputs", c_int32),
+        ("inputs", c_int32),
+        ("reserved", c_int32),
+        ("weight", c_void_p),
+        ("scale", c_void_p),
+        ("bias", c_void_p),
+    )
+
+
+class LayerStruct(Structure):
+    _fields_ = (
+        ("input_norm", c_void_p),
+        ("qkv", LinearStruct),
+        ("qk_norm", c_void_p),
+        ("out", LinearStruct),
+        ("post_norm", c_void_p),
+        ("gate_up", LinearStruct),
+        ("down", LinearStruct),
+        ("window", c_int32),
+        ("reserved", c_int32),
+    )
+
+
+class ModelStruct(Structure):
+    _fields_ = (
+        ("hidden", c_int32),
+        ("inner", c_int32),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("layer_count", c_int32),
+        ("vocabulary", c_int32),
+        ("hadamard", c_int32),
+        ("epsilon", c_float),
+        ("embedding_half", c_int32),
+        ("embedding", c_void_p),
+        ("frequencies", c_void_p),
+        ("final_norm", c_void_p),
+        ("head", LinearStruct),
+        ("layers", POINTER(LayerStruct)),
+    )
+
+
+class PoolStruct(Structure):
+    _fields_ = (("type", c_int32), ("pages", c_int32), ("page_bytes", c_int64), ("layers", POINTER(c_void_p)))
+
+
+class BatchStruct(Structure):
+    _fields_ = (
+        ("tokens", c_int32),
+        ("sequences", c_int32),
+        ("logit_rows", c_int32),
+        ("reserved", c_int32),
+        ("token_ids", c_void_p),
+        ("sequence", c_void_p),
+        ("page_ids", c_void_p),
+        ("logit_row", c_void_p),
+    )
+
+
+OnLayer = ctypes.CFUNCTYPE(None, c_int32)
+
+
+def address(array: Array | None) -> int | None:
+    """Of a C-ordered array's first element; the caller keeps the array alive. None stays None (a null pointer)."""
+    if array is None:
+        return None
+    if not array.flags.c_contiguous:
+        raise ValueError("the native engine reads arrays in C order only")
+    return int(array.ctypes.data)
+
+
+class NativeEngine:
+    """Threads and scratch memory for one caller at a time. A context manager: leaving it ends the threads."""
+
+    def __init__(self, threads: int, level: Level | None = None, folder: Path | None = None) -> None:
+        """Compiles the library on first use on this machine. Raises NativeUnavailable with the reason."""
+        best = next(iter(levels()), None)
+        if best is None or (level is not None and level not in levels()):
+            raise NativeUnavailable(f"this processor has not what the kernels need ({level or 'AVX2, FMA and F16C'})")
+        self.level: Level = level or best
+        self.threads = threads
+        path = compiled(self.level, folder)
+        try:
+            self._library = _declare(ctypes.CDLL(str(path)))
+        except OSError as error:
+            raise NativeUnavailable(f"{path} cannot be loaded: {error}") from error
+        self._handle = self._library.pd_engine_create(threads, SPINS)
+        if not self._handle:
+            raise NativeUnavailable(f"no {threads} threads could be started")
+
+    def __enter__(self) -> NativeEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the threads. No call may be running; calling it twice is fine."""
+        handle, self._handle = self._handle, None
+        if handle:
+            self._library.pd_engine_destroy(handle)
+
+    def forward(
+        self,
+        model: ModelStruct,
+        pool: PoolStruct,
+        batch: BatchStruct,
+        logits: Array,
+        greedy: Array | None = None,
+        on_layer: Callable[[int], None] | None = None,
+    ) -> None:
+        """One step; releases the GIL. logits fp32 [logit rows, vocabulary]; greedy int32 [logit rows].
+
+        What `on_layer` raises is raised here after the step."""
+        failures: list[BaseException] = []
+
+        def guarded(layer: int) -> None:
+            try:
+                if on_layer and not failures:
+                    on_layer(layer)
+            except BaseException as error:  # a C caller cannot carry it: it is raised below
+                failures.append(error)
+
+        callback = OnLayer(guarded) if on_layer else OnLayer()
+        code = self._library.pd_forward(
+            self._handle,
+            ctypes.byref(model),
+            ctypes.byref(pool),
+            ctypes.byref(batch),
+            callback,
+            address(logits),
+            address(greedy),
+        )
+        if failures:
+            raise failures[0]
+        _check(code)
+
+    def linear(self, linear: LinearStruct, x: Array) -> Array:
+        """x fp32 [rows, inputs] -> fp32 [rows, outputs]."""
+        y: Array = np.empty((len(x), linear.outputs), np.float32)
+        _check(self._library.pd_linear(self._handle, ctypes.byref(linear), address(x), len(x), address(y)))
+        return y
+
+    def top(self, logits: Array, k: int) -> tuple[Array, Array, Array]:
+        """The k best of each row of fp32 [rows, vocabulary], best first, of equal ones the lower id: int32 ids and fp32
+        logits [rows, k], and log(sum(exp)) of each whole row [rows]: a logit less that is its log-probability."""
+        rows, size = logits.shape
+        k = min(k, size)
+        ids, values = np.empty((rows, k), np.int32), np.empty((rows, k), np.float32)
+        log_sums = np.empty(rows, np.float32)
+        self._library.pd_top(
+            self._handle, address(logits), rows, size, k, address(ids), address(values), address(log_sums)
+        )
+        return ids, values, log_sums
+
+    def hadamard(self, x: Array, block: int) -> None:
+        """Rotates each run of `block` values of x fp32 [size] in place."""
+        self._library.pd_hadamard(address(x), x.size, block)
+
+
+def _check(code: int) -> None:
+    if code:
+        raise MemoryError("the native engine found no memory for a step")
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    library.pd_engine_create.argtypes = (c_int32, c_int32)
+    library.pd_engine_create.restype = c_void_p
+    library.pd_engine_destroy.argtypes = (c_void_p,)
+    library.pd_engine_destroy.restype = None
+    library.pd_forward.argtypes = (
+        c_void_p, POINTER(ModelStruct), POINTER(PoolStruct), POINTER(BatchStruct), OnLayer, c_void_p, c_void_p,
+    )  # fmt: skip
+    library.pd_linear.argtypes = (c_void_p, POINTER(LinearStruct), c_void_p, c_int32, c_void_p)
+    library.pd_top.argtypes = (c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p)
+    library.pd_top.restype = None
+    library.pd_hadamard.argtypes = (c_void_p, c_int32, c_int32)
+    library.pd_hadamard.restype = None
+    return library

@@ -1,0 +1,369 @@
+// One step of a model of the Llama family in one call: no Python between layers.
+//
+// All rows of a batch go through each phase together; a phase's pieces are shared out among the threads. Every number
+// depends on its own row, its own sequence's pages and the weights alone.
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+
+#include "attention.h"
+#include "linear.h"
+#include "rows.h"
+
+namespace pd {
+
+// Memory that grows and is used again from step to step.
+template <class T>
+class Buffer {
+  public:
+    T* at_least(size_t count) {
+        if (count > size_) {
+            data_.reset(static_cast<T*>(::operator new[](count * sizeof(T) + 64, std::align_val_t(64))));
+            size_ = count;
+        }
+        return data_.get();
+    }
+
+  private:
+    struct Free {
+        void operator()(T* p) const { ::operator delete[](p, std::align_val_t(64)); }
+    };
+    std::unique_ptr<T, Free> data_;
+    size_t size_ = 0;
+};
+
+struct Engine {
+    Engine(int count, int spins) : threads(count, spins) {}
+    Threads threads;
+    Buffer<float> stream, heads, seen, inner, angles, wanted, scales, partial, normed;
+    Buffer<int8_t> bytes;
+    Buffer<int32_t> sums;
+    std::vector<QueryTile> tiles;
+    std::vector<int> tile_at;  // a tile's first row
+    std::vector<int32_t> positions;
+};
+
+class Step {
+  public:
+    Step(Engine& engine, const PdModel& model, const PdPool& pool, const PdBatch& batch)
+        : engine_(engine), threads_(engine.threads), model_(model), pool_(pool), batch_(batch), rows_(batch.tokens) {}
+
+    void run(PdOnLayer on_layer, float* logits, int32_t* greedy) {
+        begin();
+        for (int index = 0; index < model_.layer_count; index++) {
+            const PdLayer& layer = model_.layers[index];
+            qkv(layer);
+            store_kv(index, layer);
+            if (on_layer) on_layer(index);
+            if (index == model_.layer_count - 1) keep_wanted_rows();
+            if (rows_ == 0) return;
+            attend(index, layer);
+            linear(layer.out, seen_, q_width(), Then::ADD, x_, model_.hidden);
+            mlp(layer);
+        }
+        finish(logits, greedy);
+    }
+
+  private:
+    int q_width() const { return model_.heads * model_.head_dim; }
+    int qkv_width() const { return (model_.heads + 2 * model_.kv_heads) * model_.head_dim; }
+
+    // Row after row where there are few, shared out where there are many.
+    template <class Row>
+    void each_row(Row&& row) {
+        if (rows_ < 8) {
+            for (int r = 0; r < rows_; r++) row(r);
+            return;
+        }
+        constexpr int RUN = 8;
+        threads_.run((rows_ + RUN - 1) / RUN, [&](int piece) {
+            for (int r = piece * RUN; r < std::min(rows_, (piece + 1) * RUN); r++) row(r);
+        });
+    }
+
+    void begin() {
+        x_ = engine_.stream.at_least(size_t(rows_) * model_.hidden);
+        heads_ = engine_.heads.at_least(size_t(rows_) * qkv_width());
+        seen_ = engine_.seen.at_least(size_t(rows_) * q_width());
+        angles_ = engine_.angles.at_least(size_t(rows_) * model_.head_dim);
+        engine_.positions.resize(rows_);
+        for (int s = 0; s < batch_.sequences; s++) {
+            const PdSequence& one = batch_.sequence[s];
+            for (int i = 0; i < one.length; i++) engine_.positions[one.start + i] = one.past + i;
+        }
+        each_row([&](int r) {
+            const size_t from = size_t(batch_.token_ids[r]) * model_.hidden;
+            float* to = x_ + size_t(r) * model_.hidden;
+            if (model_.embedding_half) {
+                const uint16_t* row = (const uint16_t*)model_.embedding + from;
+                for (int i = 0; i < model_.hidden; i += LANES) store(to + i, load_half(row + i));
+            } else {
+                std::memcpy(to, (const float*)model_.embedding + from, model_.hidden * sizeof(float));
+            }
+            const int half = model_.head_dim / 2;
+            float* angles = angles_ + size_t(r) * model_.head_dim;  // cosines, then sines
+            for (int i = 0; i < half; i++) {
+                double angle = float(engine_.positions[r]) * model_.frequencies[i];
+                angles[i] = float(std::cos(angle));
+                angles[half + i] = float(std::sin(angle));
+            }
+        });
+    }
+
+    Activations activations(const PdLinear& linear, const float* x) {
+        const size_t values = size_t(rows_) * linear.inputs;
+        Activations a{linear.kind, linear.inputs, x, nullptr, nullptr, nullptr};
+        if (linear.kind != PD_F32) {
+            a.bytes = engine_.bytes.at_least(values);
+            a.scales = engine_.scales.at_least(std::max(values / GROUP, size_t(rows_)));
+            a.sums = engine_.sums.at_least(values / GROUP);  // at least one for each row, too
+        }
+        return a;
+    }
+
+    // From x [rows, width] as it is.
+    void linear(const PdLinear& linear, const float* x, int width, Then then, float* y, int y_width) {
+        Activations a = activations(linear, x);
+        if (a.kind != PD_F32) each_row([&](int r) { take_row(a, r, x + size_t(r) * width); });
+        run_linear(threads_, linear, a, rows_, then, y, y_width);
+    }
+
+    // From the residual stream, normed.
+    void normed_linear(const float* gain, const PdLinear& linear, Then then, float* y, int y_width) {
+        float* normed = engine_.normed.at_least(size_t(rows_) * model_.hidden);
+        Activations a = activations(linear, normed);
+        each_row([&](int r) {
+            float* row = normed + size_t(r) * model_.hidden;
+            rms_norm(x_ + size_t(r) * model_.hidden, gain, model_.hidden, model_.epsilon, row);
+            take_row(a, r, row);
+        });
+        run_linear(threads_, linear, a, rows_, then, y, y_width);
+    }
+
+    void qkv(const PdLayer& layer) { normed_linear(layer.input_norm, layer.qkv, Then::SET, heads_, qkv_width()); }
+
+    void store_kv(int index, const PdLayer& layer) {
+        switch (pool_.type) {
+            case PD_KV_F32: return store_kv_as<Float32>(index, layer);
+            case PD_KV_F16: return store_kv_as<Float16>(index, layer);
+            default: return store_kv_as<Int8>(index, layer);
+        }
+    }
+
+    template <class Kv>
+    void store_kv_as(int index, const PdLayer& layer) {
+        const int d = model_.head_dim, turned = model_.heads + model_.kv_heads;
+        const float scale = 1.0f / std::sqrt(float(d));
+        each_row([&](int r) {
+            float* head = heads_ + size_t(r) * qkv_width();
+            const float* angles = angles_ + size_t(r) * d;
+            for (int h = 0; h < turned; h++) {
+                if (layer.qk_norm) rms_norm(head + h * d, layer.qk_norm + h * d, d, model_.epsilon, head + h * d);
+                rope(head + h * d, angles, angles + d / 2, d, h < model_.heads ? scale : 1.0f);
+            }
+            const PdSequence& one = sequence_of(r);
+            const int position = engine_.positions[r], page = batch_.page_ids[one.page_at + position / PAGE];
+            for (int h = 0; h < model_.kv_heads; h++)
+                PageHead<Kv>(pool_, index, page, h, d)
+                    .write(position % PAGE, head + (model_.heads + h) * d, head + (turned + h) * d, d);
+        });
+    }
+
+    const PdSequence& sequence_of(int row) const {
+        int s = 0;
+        while (row >= batch_.sequence[s].start + batch_.sequence[s].length) s++;
+        return batch_.sequence[s];
+    }
+
+    // The last layer computes only those rows whose logits are wanted, once all of its K and V are stored.
+    void keep_wanted_rows() {
+        engine_.tiles.clear();
+        engine_.tile_at.clear();
+        float* kept = engine_.wanted.at_least(size_t(batch_.logit_rows) * (model_.hidden + qkv_width()));
+        float* kept_heads = kept + size_t(batch_.logit_rows) * model_.hidden;
+        for (int i = 0; i < batch_.logit_rows; i++) {
+            const int row = batch_.logit_row[i];
+            std::memcpy(kept + size_t(i) * model_.hidden, x_ + size_t(row) * model_.hidden, model_.hidden * sizeof(float));
+            std::memcpy(kept_heads + size_t(i) * qkv_width(), heads_ + size_t(row) * qkv_width(), qkv_width() * sizeof(float));
+            add_tile(i, 1, engine_.positions[row], sequence_of(row));
+        }
+        x_ = kept;
+        heads_ = kept_heads;
+        rows_ = batch_.logit_rows;
+        seen_ = engine_.seen.at_least(size_t(rows_) * q_width());
+    }
+
+    void add_tile(int row, int tokens, int position, const PdSequence& one) {
+        QueryTile tile{};
+        tile.q_stride = qkv_width();
+        tile.tokens = tokens;
+        tile.group = model_.heads / model_.kv_heads;
+        tile.position = position;
+        tile.pages = batch_.page_ids + one.page_at;
+        engine_.tiles.push_back(tile);
+        engine_.tile_at.push_back(row);
+    }
+
+    void attend(int index, const PdLayer& layer) {
+        if (index == 0 && model_.layer_count > 1) cut_tiles();
+        switch (pool_.type) {
+            case PD_KV_F32: return attend_as<Float32>(index, layer);
+            case PD_KV_F16: return attend_as<Float16>(index, layer);
+            default: return attend_as<Int8>(index, layer);
+        }
+    }
+
+    void cut_tiles() {
+        engine_.tiles.clear();
+        engine_.tile_at.clear();
+        const int most = std::max(1, WANTED_ROWS / (model_.heads / model_.kv_heads));
+        for (int s = 0; s < batch_.sequences; s++) {
+            const PdSequence& one = batch_.sequence[s];
+            for (int i = 0; i < one.length; i += most)
+                add_tile(one.start + i, std::min(most, one.length - i), one.past + i, one);
+        }
+    }
+
+    // A piece is a tile, a KV head and, where there are few of those, a block of keys.
+    template <class Kv>
+    void attend_as(int index, const PdLayer& layer) {
+        const int d = model_.head_dim, group = model_.heads / model_.kv_heads;
+        const int tiles = int(engine_.tiles.size()), pairs = tiles * model_.kv_heads;
+        for (QueryTile& tile : engine_.tiles) tile.window = layer.window;
+        if (pairs >= 8 * threads_.count()) {
+            // the long ones first: they are the last of each sequence
+            threads_.run(pairs, [&](int piece) {
+                const int t = tiles - 1 - piece / model_.kv_heads, h = piece % model_.kv_heads;
+                alignas(64) float peak[TILE_ROWS], total[TILE_ROWS], value[TILE_ROWS * MOST_HEAD_DIM];
+                const QueryTile tile = at_head(t, h);
+                Joined joined[TILE_ROWS];
+                zero_rows(t, h);
+                for (int block = tile.first_block(); block < tile.blocks(); block++) {
+                    attend_block<Kv>(tile, pool_, index, h, d, block, {peak, total, value});
+                    for (int r = 0; r < tile.rows(); r++)
+                        joined[r].join(peak[r], total[r], value + size_t(r) * d, seen_row(t, h, r), d);
+                }
+                for (int r = 0; r < tile.rows(); r++) joined[r].finish(seen_row(t, h, r), d);
+            });
+            return;
+        }
+        int most = 0;
+        for (const QueryTile& tile : engine_.tiles) most = std::max(most, tile.blocks());
+        const size_t row_size = 2 + d;
+        float* partial = engine_.partial.at_least(size_t(pairs) * most * TILE_ROWS * row_size);
+        auto part = [&](int pair, int block) -> Partial {
+            float* base = partial + (size_t(pair) * most + block) * TILE_ROWS * row_size;
+            return {base, base + TILE_ROWS, base + 2 * TILE_ROWS};
+        };
+        threads_.run(pairs * most, [&](int piece) {
+            const int pair = piece % pairs, block = piece / pairs, t = pair / model_.kv_heads, h = pair % model_.kv_heads;
+            const QueryTile tile = at_head(t, h);
+            if (block < tile.first_block() || block >= tile.blocks()) return;
+            attend_block<Kv>(tile, pool_, index, h, d, block, part(pair, block));
+        });
+        for (int pair = 0; pair < pairs; pair++) {
+            const int t = pair / model_.kv_heads, h = pair % model_.kv_heads;
+            const QueryTile tile = at_head(t, h);
+            zero_rows(t, h);
+            for (int r = 0; r < tile.tokens * group; r++) {
+                Joined joined;
+                for (int block = tile.first_block(); block < tile.blocks(); block++) {
+                    Partial one = part(pair, block);
+                    joined.join(one.peak[r], one.total[r], one.value + size_t(r) * d, seen_row(t, h, r), d);
+                }
+                joined.finish(seen_row(t, h, r), d);
+            }
+        }
+    }
+
+    QueryTile at_head(int t, int kv_head) const {
+        QueryTile tile = engine_.tiles[t];
+        tile.q = heads_ + size_t(engine_.tile_at[t]) * qkv_width() + kv_head * tile.group * model_.head_dim;
+        return tile;
+    }
+    float* seen_row(int t, int kv_head, int r) const {
+        const QueryTile& tile = engine_.tiles[t];
+        return seen_ + size_t(engine_.tile_at[t] + r / tile.group) * q_width() + (kv_head * tile.group + r % tile.group) * model_.head_dim;
+    }
+    void zero_rows(int t, int kv_head) const {
+        for (int r = 0; r < engine_.tiles[t].rows(); r++)
+            std::memset(seen_row(t, kv_head, r), 0, model_.head_dim * sizeof(float));
+    }
+
+    void mlp(const PdLayer& layer) {
+        float* inner = engine_.inner.at_least(size_t(rows_) * model_.inner);
+        normed_linear(layer.post_norm, layer.gate_up, Then::SILU, inner, model_.inner);
+        if (model_.hadamard)
+            each_row([&](int r) { hadamard(inner + size_t(r) * model_.inner, model_.inner, model_.hadamard); });
+        linear(layer.down, inner, model_.inner, Then::ADD, x_, model_.hidden);
+    }
+
+    void finish(float* logits, int32_t* greedy) {
+        normed_linear(model_.final_norm, model_.head, Then::SET, logits, model_.vocabulary);
+        if (greedy) each_row([&](int r) { greedy[r] = best(logits + size_t(r) * model_.vocabulary, model_.vocabulary); });
+    }
+
+    Engine& engine_;
+    Threads& threads_;
+    const PdModel& model_;
+    const PdPool& pool_;
+    const PdBatch& batch_;
+    int rows_;
+    float *x_ = nullptr, *heads_ = nullptr, *seen_ = nullptr, *angles_ = nullptr;
+};
+
+}  // namespace pd
+
+using namespace pd;
+
+#define PD_EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+// A set of threads and scratch memory. One call at a time per engine.
+PD_EXPORT void* pd_engine_create(int threads, int spins) {
+    try {
+        return new Engine(threads, spins);
+    } catch (const std::exception&) {
+        return nullptr;
+    }
+}
+
+PD_EXPORT void pd_engine_destroy(void* engine) { delete static_cast<Engine*>(engine); }
+
+// One step. logits [logit_rows, vocabulary]; greedy [logit_rows] or null; on_layer or null. 0, or -1: no memory.
+PD_EXPORT int pd_forward(void* engine, const PdModel* model, const PdPool* pool, const PdBatch* batch, PdOnLayer on_layer, float* logits, int32_t* greedy) {
+    try {
+        Step(*static_cast<Engine*>(engine), *model, *pool, *batch).run(on_layer, logits, greedy);
+        return 0;
+    } catch (const std::exception&) {
+        return -1;
+    }
+}
+
+// A linear layer alone: x [rows, inputs] -> y [rows, outputs].
+PD_EXPORT int pd_linear(void* engine, const PdLinear* linear, const float* x, int rows, float* y) {
+    try {
+        Engine& e = *static_cast<Engine*>(engine);
+        const size_t values = size_t(rows) * linear->inputs;
+        Activations a{linear->kind, linear->inputs, x, e.bytes.at_least(values),
+                      e.scales.at_least(std::max(values / GROUP, size_t(rows))), e.sums.at_least(values / GROUP)};
+        for (int r = 0; r < rows; r++) take_row(a, r, x + size_t(r) * linear->inputs);
+        run_linear(e.threads, *linear, a, rows, Then::SET, y, linear->outputs);
+        return 0;
+    } catch (const std::exception&) {
+        return -1;
+    }
+}
+
+PD_EXPORT void pd_hadamard(float* x, int size, int block) { hadamard(x, size, block); }
+
+// Of each row of x [rows, size] the k best: ids and values [rows, k]; log_sums [rows].
+PD_EXPORT void pd_top(void* engine, const float* x, int rows, int size, int k, int32_t* ids, float* values, float* log_sums) {
+    static_cast<Engine*>(engine)->threads.run(rows, [&](int r) {
+        log_sums[r] = top(x + size_t(r) * size, size, k, ids + size_t(r) * k, values + size_t(r) * k);
+    });
+}
+}

@@ -1,0 +1,26 @@
+"""Native engines for tests: one library per instruction set, compiled once into a folder of the test run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pdbus.native.build import Level, levels
+from pdbus.native.library import NativeEngine
+
+pytestmark = pytest.mark.skipif(not levels(), reason="no kernels for this processor")
+
+
+@pytest.fixture(scope="session")
+def library_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("native")
+
+
+@pytest.fixture(scope="session", params=levels())
+def engine(request: pytest.FixtureRequest, library_folder: Path) -> Iterator[NativeEngine]:
+    """Two threads, on each instruction set of this machine in turn."""
+    level: Level = request.param
+    with NativeEngine(2, level, library_folder) as made:
+        yield made
