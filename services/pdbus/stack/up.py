@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
+import shutil
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -116,10 +119,21 @@ async def _start(bus: Bus, model: str, gone: set[str], launcher: Launcher) -> No
     await launcher.started()
 
 
+def _command(folder: Folder, command: str) -> str:
+    """How a user types a command of this installation for this folder, from the current one."""
+    here = Path(sys.executable).with_name("pdbus")
+    found = shutil.which("pdbus")
+    if found and Path(found).resolve() == here.resolve():
+        words = ["pdbus", command]
+    else:
+        words = [str(here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here), command]
+    return shlex.join(words if folder.path == Folder(None).path else [*words, "--data", str(folder.path)])
+
+
 def _greet(view: View, run_file: RunFile) -> None:
     url, model = run_file.run.url, run_file.run.model
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Say hello."}]})
     view.say(f"\n[bold]{escape(model)}[/] is served at [bold]{url}[/] (logs: {escape(str(run_file.folder.logs))})")
-    view.say("try:    pdbus chat")
+    view.say(f"try:    {escape(_command(run_file.folder, 'chat'))}")
     view.say(f"or:     curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{escape(body)}'")
     view.say("stop:   Ctrl-C\n")

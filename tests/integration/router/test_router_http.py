@@ -123,7 +123,7 @@ async def test_a_packed_body(http: aiohttp.ClientSession, r: Rig):
     assert status == 200
 
 
-@pytest.mark.parametrize("body", [b"nope", gzip.compress(json.dumps(BODY).encode())[:-9]])
+@pytest.mark.parametrize("body", [b"nope", gzip.compress(json.dumps(BODY).encode())[:-9]], ids=["no gzip", "cut off"])
 async def test_a_body_whose_compression_is_broken(http: aiohttp.ClientSession, r: Rig, body: bytes):
     status, told, _ = await _post(http, r, body, Content_Encoding="gzip")
     assert status == 400
