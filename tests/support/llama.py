@@ -32,7 +32,7 @@ class Runner:
         for start in range(0, len(tokens), self.chunk):
             part = tokens[start : start + self.chunk]
             piece = SequenceSlice(0, len(part), past + start, self.page_ids)
-            parts.append(self.model.forward(Batch(part, [piece], range(len(part))), self.pool))
+            parts.append(torch.from_numpy(self.model.forward(Batch(part, [piece], range(len(part))), self.pool)))
         return torch.cat(parts)
 
     def greedy(self, prompt: list[int], count: int, stop: int | None = None) -> list[int]:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,11 +20,10 @@ from pdbus.engine.scheduler import Limits
 from pdbus.engine.versions import Versions
 from pdbus.engine.worker import Worker
 from pdbus.kv.format import KvDtype
-from pdbus.kv.pool import KvPool
 from pdbus.kv.swap_file import SwapFile
 from pdbus.messages.presence import Card
+from pdbus.model.backends import BackendOptions, EngineName, Precision, open_backend
 from pdbus.model.checkpoint import Checkpoint
-from pdbus.model.compute import compute_class
 from pdbus.peers.cache import CacheRing
 from pdbus.prefill.worker import PrefillWorker
 from pdbus.subjects import TOKENS
@@ -115,6 +115,8 @@ async def rig(
     chunk_tokens: int = 32,
     running: int = 8,
     kv_dtype: KvDtype = "fp32",
+    engine: EngineName = "torch",
+    precision: Precision = "fp32",
     swap_pages: int = 0,
 ) -> AsyncIterator[Rig]:
     torch.set_num_threads(1)
@@ -131,13 +133,13 @@ async def rig(
             inner = killable if kind == "prefill" else stack
             bus = await inner.enter_async_context(new_bus())
             fleet = await inner.enter_async_context(Fleet(bus))
-            versions = await inner.enter_async_context(
-                Versions(source, "cpu", compute_class("cpu", kv_dtype), kv_dtype)
-            )
+            options = BackendOptions(engine, precision, kv_dtype)
+            versions = await inner.enter_async_context(Versions(source, partial(open_backend, options)))
             versions.want(source.root_of.values())
             first = await versions.first()
             await _all_loaded(versions, source)
-            pool = KvPool(first.scope.page_format, count)
+            assert versions.backend
+            pool = versions.backend.pool(first.scope.page_format, count)
             limits = Limits(pool.format.page_tokens, chunk_tokens, running)
             common = (bus, id_, name, versions, fleet, pool, limits)
             if kind == "prefill":

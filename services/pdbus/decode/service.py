@@ -9,14 +9,14 @@ from pdbus.decode.settings import DecodeSettings
 from pdbus.decode.worker import DecodeWorker
 from pdbus.engine.scheduler import Limits
 from pdbus.engine.service import EngineService
-from pdbus.kv.pool import KvPool
+from pdbus.kv.codec import PagePool
 from pdbus.kv.swap_file import SwapFile
 
 
 class DecodeService(EngineService[DecodeSettings]):
     name: ClassVar[str] = DecodeWorker.service
 
-    async def make_worker(self, pool: KvPool, limits: Limits, stack: contextlib.AsyncExitStack) -> DecodeWorker:
+    async def make_worker(self, pool: PagePool, limits: Limits, stack: contextlib.AsyncExitStack) -> DecodeWorker:
         settings = self.settings
         swap = stack.enter_context(SwapFile(settings.data, settings.swap_bytes, pool.format.page_bytes))
         return DecodeWorker(self.bus, settings.id, settings.model, self.versions, self.fleet, pool, limits, swap)

@@ -18,8 +18,8 @@ from pdbus.engine.tickets import check_addressed, check_attempt, check_ticket
 from pdbus.engine.versions import Versions
 from pdbus.engine.worker import LOAD_S, Worker
 from pdbus.errors import Cancelled, Conflict, InvalidRequest, Overloaded, StaleAttempt, TooLarge, Unavailable
+from pdbus.kv.codec import PagePool
 from pdbus.kv.pages import PageHold
-from pdbus.kv.pool import KvPool
 from pdbus.kv.swap_file import SwapFile
 from pdbus.messages.common import Ticket
 from pdbus.messages.decode import DecodeRun, Lease, Reserve
@@ -42,7 +42,7 @@ class DecodeWorker(Worker[DecodeJob]):
         model: str,
         versions: Versions,
         fleet: Fleet,
-        pool: KvPool,
+        pool: PagePool,
         limits: Limits,
         swap: SwapFile | None = None,
     ) -> None:

@@ -99,8 +99,8 @@ class ParamServerService(Service[ParamServerSettings]):
         duties = self._upkeep.duties()
         manifest = await checkpoint.manifest(lambda shard, _: shard in duties, share=len(duties) / SHARDS)
         message = f"checkpoint {checkpoint.name}"
-        precision = self.settings.precision
-        await self._writer.commit(manifest, self._store, message, precision, Deadline.after(_LOG_S))
+        # What is committed is the checkpoint in fp32, whatever precision workers make of it (PDBUS_PRECISION).
+        await self._writer.commit(manifest, self._store, message, "fp32", Deadline.after(_LOG_S))
         self._repair.checkpoint, self._repair.checkpoint_root = checkpoint, manifest.root
         publisher = Publisher(self.settings.model, manifest.root, self._writer, self._follower, self._fleet)
         await life.enter_async_context(publisher)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from pdbus.settings import Settings
 
@@ -17,4 +16,3 @@ class ParamServerSettings(Settings):
     """This server's own folder: no two processes may share one."""
     checkpoint: str | None = None
     """Directory, GGUF file or hub id. Without one the server holds copies of what others committed."""
-    precision: Literal["fp32"] = "fp32"

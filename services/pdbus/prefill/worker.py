@@ -14,7 +14,7 @@ from pdbus.engine.tickets import check_addressed, check_ticket, is_name
 from pdbus.engine.versions import Versions
 from pdbus.engine.worker import LOAD_S, Worker
 from pdbus.errors import InvalidRequest
-from pdbus.kv.pool import KvPool
+from pdbus.kv.codec import PagePool
 from pdbus.messages.prefill import PrefillRun
 from pdbus.messages.workers import Accepted, Resend, ResendReply
 from pdbus.peers.cache import CacheRing
@@ -35,7 +35,7 @@ class PrefillWorker(Worker[PrefillJob]):
         model: str,
         versions: Versions,
         fleet: Fleet,
-        pool: KvPool,
+        pool: PagePool,
         limits: Limits,
         ring: CacheRing,
     ) -> None:

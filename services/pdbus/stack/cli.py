@@ -46,7 +46,15 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--name", help="the model's name in requests (default: what the checkpoint suggests)")
     up.add_argument("--host", default="127.0.0.1", help="address of the HTTP front (default: %(default)s)")
     up.add_argument("--port", type=_port, default=8000, help="its port; 0: a free one (default: %(default)s)")
-    up.add_argument("--precision", choices=["fp32"], default="fp32", help="of the weights (default: %(default)s)")
+    up.add_argument(
+        "--precision",
+        choices=["fp32", "int8", "int4"],
+        default="fp32",
+        help="of the weights; int8 and int4 are made by each worker as it loads a version (default: %(default)s)",
+    )
+    up.add_argument(
+        "--kv-dtype", choices=["fp32", "fp16", "int8"], default="fp32", help="of the KV cache (default: %(default)s)"
+    )
     for flag, default in (("prefill", 1), ("decode", 1), ("param-servers", 1), ("cache-nodes", 1), ("routers", 1)):
         up.add_argument(f"--{flag}", type=_count, default=default, metavar="N", help="processes (default: %(default)s)")
     _data(up)
@@ -119,6 +127,7 @@ def _up(given: argparse.Namespace, settings: StackSettings) -> int:
         host=given.host,
         port=given.port,
         precision=given.precision,
+        kv_dtype=given.kv_dtype,
         routers=given.routers,
         param_servers=given.param_servers,
         cache_nodes=given.cache_nodes,

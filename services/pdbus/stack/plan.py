@@ -25,6 +25,7 @@ class Options:
     port: int = 8000
     """Of the first router; 0: a free one. Further routers take free ones."""
     precision: str = "fp32"
+    kv_dtype: str = "fp32"
     routers: int = 1
     param_servers: int = 1
     cache_nodes: int = 1
@@ -63,9 +64,14 @@ def processes(options: Options, folder: Folder, nats_url: str, cores: int) -> li
         port = options.port if number == 1 else 0
         return plan("router", number, PDBUS_HTTP_HOST=options.host, PDBUS_HTTP_PORT=str(port))
 
-    checkpoint = {"PDBUS_CHECKPOINT": options.checkpoint, "PDBUS_PRECISION": options.precision}
+    checkpoint = {"PDBUS_CHECKPOINT": options.checkpoint}
     # torch and its BLAS make threads of their own where nothing tells them otherwise.
-    engine = {"PDBUS_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+    engine = {
+        "PDBUS_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads),
+        "PDBUS_PRECISION": options.precision,
+        "PDBUS_KV_DTYPE": options.kv_dtype,
+    }
     counted: tuple[tuple[str, int, dict[str, str]], ...] = (
         ("param_server", options.param_servers, checkpoint),
         ("prefill", options.prefill, engine),

@@ -23,8 +23,8 @@ from pdbus.engine.step import Abandoned, compute
 from pdbus.engine.swap import Swap
 from pdbus.engine.work import ThreadWork
 from pdbus.errors import Cancelled, PdbusError, Unavailable
+from pdbus.kv.codec import PagePool
 from pdbus.kv.pages import PageTable
-from pdbus.kv.pool import KvPool
 from pdbus.kv.swap_file import SwapFile
 from pdbus.messages.common import Digest
 
@@ -45,7 +45,7 @@ class Core:
 
     def __init__(
         self,
-        pool: KvPool,
+        pool: PagePool,
         limits: Limits,
         on_events: Callable[[list[Event]], None],
         on_failure: Callable[[BaseException], None],

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from abc import abstractmethod
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -19,9 +20,9 @@ from pdbus.engine.scheduler import Limits
 from pdbus.engine.settings import EngineSettings
 from pdbus.engine.versions import Versions
 from pdbus.engine.worker import Worker
-from pdbus.kv.pool import KvPool
+from pdbus.kv.codec import PagePool
 from pdbus.messages.presence import Card, Load
-from pdbus.model.compute import compute_class
+from pdbus.model.backends import BackendOptions, open_backend
 from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import BlockReader
 from pdbus.runtime.service import Service
@@ -37,15 +38,17 @@ class EngineService(Service[S], Generic[S]):
     def __init__(self, settings: S, bus: Bus) -> None:
         super().__init__(settings, bus)
         torch.set_num_threads(settings.threads)
-        self.compute_class = compute_class(settings.device, settings.kv_dtype)
         self.fleet = Fleet(bus)
         self._history = HistoryFollower(bus, settings.model)
         reader = BlockReader(bus, settings.model, self._history)
-        self.versions = Versions(reader, settings.device, self.compute_class, settings.kv_dtype)
+        options = BackendOptions(
+            settings.engine, settings.precision, settings.kv_dtype, settings.device, settings.threads
+        )
+        self.versions = Versions(reader, partial(open_backend, options))
         self.worker: Worker[Any] | None = None
 
     @abstractmethod
-    async def make_worker(self, pool: KvPool, limits: Limits, stack: contextlib.AsyncExitStack) -> Worker[Any]:
+    async def make_worker(self, pool: PagePool, limits: Limits, stack: contextlib.AsyncExitStack) -> Worker[Any]:
         """The worker, not yet entered. What it needs for its whole life goes onto `stack`."""
 
     async def __aenter__(self) -> Self:
@@ -59,7 +62,8 @@ class EngineService(Service[S], Generic[S]):
             pages = page_format.pages_within(self.settings.kv_bytes)
             if pages < 1:
                 raise SettingsError(f"PDBUS_KV_BYTES is less than one page, {page_format.page_bytes} bytes")
-            pool = KvPool(page_format, pages, self.settings.device)
+            assert self.versions.backend, "a version has been built by it"
+            pool = self.versions.backend.pool(page_format, pages)
             limits = Limits(page_format.page_tokens, self.settings.chunk_tokens, self.settings.most_running)
             self.worker = await self.make_worker(pool, limits, stack)
             await stack.enter_async_context(self.worker)
@@ -83,7 +87,7 @@ class EngineService(Service[S], Generic[S]):
             card,
             state=card.state if roots and self.worker else "starting",
             roots=roots,
-            compute_class=self.compute_class,
+            compute_class=self.versions.compute_class,
             page_format=str(page_format) if page_format else "",
             detail=self.versions.detail,
             progress=self.worker.core.progress if self.worker else 0,

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 
 from pdbus.kv.format import PAGE_TOKENS, KvDtype
+from pdbus.model.backends import EngineName, Precision
 from pdbus.settings import Settings, SettingsError
 
 
@@ -15,8 +16,14 @@ class EngineSettings(Settings):
     """Memory for KV pages. On the CPU a page takes memory once it is used."""
     kv_dtype: KvDtype = "fp32"
     """Of KV on its whole way: pages, wire, cache tiers (kv/format.py)."""
+    engine: EngineName = "auto"
+    """auto: the native kernels where they can serve (a CPU with AVX2, and a C++ compiler for their first start), else
+    torch."""
+    precision: Precision = "fp32"
+    """Of the weights that the native engine computes with: int8 or int4 with a scale per 32 inputs. Each worker makes
+    them from the root in fp32 as it loads it."""
     threads: int = field(default_factory=lambda: os.cpu_count() or 1)
-    """Of torch, within one operator."""
+    """That compute one step."""
     chunk_tokens: int = 512
     """Prompt tokens in one step, over all requests."""
     most_running: int
@@ -30,6 +37,12 @@ class EngineSettings(Settings):
             raise SettingsError("PDBUS_KV_BYTES must be above 0")
         if not 1 <= self.threads <= 1024:
             raise SettingsError(f"PDBUS_THREADS must be 1 to 1024, not {self.threads}")
+        if self.precision != "fp32" and (self.engine == "torch" or not self.device.startswith("cpu")):
+            raise SettingsError(
+                f"PDBUS_PRECISION={self.precision} is for the native engine, on a CPU; torch is fp32 only"
+            )
+        if self.engine == "native" and not self.device.startswith("cpu"):
+            raise SettingsError("PDBUS_ENGINE=native computes on a CPU only")
         if self.most_running < 1:
             raise SettingsError("PDBUS_MOST_RUNNING must be at least 1")
         if self.chunk_tokens < PAGE_TOKENS:

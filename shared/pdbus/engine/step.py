@@ -10,7 +10,7 @@ import numpy as np
 from pdbus.engine.scheduler import Chunk
 from pdbus.engine.sequence import Ended, Produced, Sequence
 from pdbus.errors import PdbusError
-from pdbus.kv.pool import KvPool
+from pdbus.kv.codec import PagePool
 from pdbus.model.batch import Batch, SequenceSlice
 from pdbus.model.sampler import Logits, token_logprob
 
@@ -19,14 +19,14 @@ class Abandoned(Exception):
     """Raised by `on_layer` to leave a pass in its middle."""
 
 
-def compute(pool: KvPool, chunks: Many[Chunk], on_layer: Callable[[int], None]) -> list[Produced | Ended]:
+def compute(pool: PagePool, chunks: Many[Chunk], on_layer: Callable[[int], None]) -> list[Produced | Ended]:
     """Computes the chunks, whose KV is in the pool afterwards, and samples for those that reach their sequence's end.
 
     Returns what each of those produced, or why it failed. Counts nothing as computed: that is the scheduler's."""
     rows = [_logit_rows(chunk) for chunk in chunks]
     batch = _batch(chunks, rows)
     model = chunks[0].sequence.version.model
-    logits = model.forward(batch, pool, on_layer).cpu().numpy()  # [logit rows, vocab]
+    logits = model.forward(batch, pool, on_layer)  # [logit rows, vocab]
     outcomes: list[Produced | Ended] = []
     start = 0
     for chunk, wanted in zip(chunks, rows, strict=True):

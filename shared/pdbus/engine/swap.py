@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pdbus.engine.sequence import Sequence
-from pdbus.kv.codec import export_pages, import_pages
-from pdbus.kv.pool import KvPool
+from pdbus.kv.codec import PagePool, export_pages, import_pages
 from pdbus.kv.swap_file import SwapFile, Swapped
 from pdbus.telemetry import meter
 
@@ -14,7 +13,7 @@ from pdbus.telemetry import meter
 class Swap:
     """As the scheduler wants it (engine/scheduler.py). `wake`: called when something has come that was asked for."""
 
-    def __init__(self, pool: KvPool, file: SwapFile, wake: Callable[[], None]) -> None:
+    def __init__(self, pool: PagePool, file: SwapFile, wake: Callable[[], None]) -> None:
         self._pool, self._file, self._wake = pool, file, wake
         self._held: dict[Sequence, Swapped] = {}
         self._pages = meter().create_counter("pdbus.kv.swapped", unit="{page}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
@@ -12,12 +12,10 @@ from typing import Protocol, Self
 import numpy as np
 
 from pdbus.context import LONGEST_DEADLINE_S, RequestContext
-from pdbus.kv.format import KvDtype
 from pdbus.kv.prefix import PrefixScope
 from pdbus.messages.common import Digest
-from pdbus.model.build import build, needed_tensors
+from pdbus.model.backend import Backend, Model
 from pdbus.model.config import ModelConfig, from_hf
-from pdbus.model.llama import Llama
 from pdbus.model.scope import prefix_scope
 from pdbus.weights.layer import META
 from pdbus.weights.manifest import Manifest
@@ -45,7 +43,7 @@ class Version:
     """One root, ready to compute."""
 
     root: Digest
-    model: Llama
+    model: Model
     scope: PrefixScope
     """Of its prefix keys, without a salt."""
     pins: int = 0
@@ -87,23 +85,24 @@ class Pin:
 async def load(
     root: Digest,
     source: WeightSource,
-    others: Sequence[Llama],
-    device: str,
-    compute_class: str,
-    kv_dtype: KvDtype,
+    others: Sequence[Model],
+    backend_for: Callable[[ModelConfig], Awaitable[Backend]],
     progress: Callable[[int, int], None],
 ) -> Version:
     """Fetches what none of the `others` holds already, and builds the version. `progress` is told (done, total) bytes.
+    `backend_for`: what shall compute it.
 
     Raises what `source` does, and InvalidRequest for a model that can't be served."""
     ctx = RequestContext.after(LONGEST_DEADLINE_S)
     manifest = await source.manifest(root, ctx)
     meta = await source.meta(root, ctx)
     config = from_hf(json.loads(meta["config.json"]))
+    backend = await backend_for(config)
     layers = [layer for layer in manifest.layers if layer.name != META]
     digests = {layer.name: layer.digest for layer in layers}
     reuse = max(others, key=lambda model: len(digests.items() & model.digests.items()), default=None)
-    arrays = await source.tensors(root, ctx, needed_tensors(config, digests, reuse), progress=progress)
-    model = await asyncio.to_thread(build, config, digests, arrays, reuse, device)
+    arrays = await source.tensors(root, ctx, backend.needed(config, digests, reuse), progress=progress)
+    model = await asyncio.to_thread(backend.build, config, digests, arrays, reuse)
     tensors = {tensor.name: tensor.digest for layer in layers for tensor in layer.tensors}
-    return Version(root, model, prefix_scope(config, tensors, model.page_format(kv_dtype), compute_class))
+    scope = prefix_scope(config, tensors, backend.page_format(config), backend.compute_class)
+    return Version(root, model, scope)

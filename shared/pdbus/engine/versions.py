@@ -11,7 +11,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -19,8 +19,10 @@ from typing import Self
 from pdbus.context import Deadline
 from pdbus.engine.version import Pin, Version, WeightSource, load
 from pdbus.errors import InvalidRequest, RootGone
-from pdbus.kv.format import KvDtype, PageFormat
+from pdbus.kv.format import PageFormat
 from pdbus.messages.common import Digest
+from pdbus.model.backend import Backend
+from pdbus.model.config import ModelConfig
 
 log = logging.getLogger(__name__)
 
@@ -58,13 +60,16 @@ class _Failure:
 class Versions:
     """Lives in the event loop; loads one version at a time.
 
-    Entered, it loads what `want` names; `detail` says for people how far it is."""
+    Entered, it loads what `want` names; `detail` says for people how far it is. `open_backend` is called in a thread,
+    once, for the first version: what it gives computes all of them, and is closed in the end."""
 
-    def __init__(self, source: WeightSource, device: str, compute_class: str, kv_dtype: KvDtype = "fp32") -> None:
-        self.compute_class = compute_class
+    def __init__(self, source: WeightSource, open_backend: Callable[[ModelConfig], Backend]) -> None:
+        self.backend: Backend | None = None
+        """None before the first version."""
         self.kv_roots: dict[Digest, Digest] = {}
         """KV-relevant roots of the versions that are or were here: cached pages may outlive their version."""
-        self._source, self._device, self._kv_dtype = source, device, kv_dtype
+        self._source, self._open_backend = source, open_backend
+        self._opening: asyncio.Task[Backend] | None = None
         self._ready: dict[Digest, Version] = {}
         self._wanted: tuple[Digest, ...] = ()
         self._wishes: dict[Digest, _Wish] = {}
@@ -77,6 +82,11 @@ class Versions:
     def roots(self) -> tuple[Digest, ...]:
         """Roots that can be served at once."""
         return tuple(self._ready)
+
+    @property
+    def compute_class(self) -> str:
+        """Of all its versions; empty before the first."""
+        return self.backend.compute_class if self.backend else ""
 
     @property
     def page_format(self) -> PageFormat | None:
@@ -98,6 +108,10 @@ class Versions:
             await self._task
         for wish in self._wishes.values():
             wish.loaded.cancel()
+        if self._opening:  # compiling can't be stopped in its middle
+            (backend,) = await asyncio.gather(self._opening, return_exceptions=True)
+            if not isinstance(backend, BaseException):
+                backend.close()
 
     def want(self, roots: Iterable[Digest]) -> None:
         """Loads these, the first ones first, and drops others as soon as nothing needs them."""
@@ -189,9 +203,18 @@ class Versions:
             self.detail = f"loading version {root.hex()[:12]}: {100 * done_bytes // max(total_bytes, 1)} %"
 
         others = [version.model for version in self._ready.values()]
-        version = await load(root, self._source, others, self._device, self.compute_class, self._kv_dtype, progress)
+        version = await load(root, self._source, others, self._backend_for, progress)
         if self.page_format not in (None, version.scope.page_format):
             raise InvalidRequest(
                 f"its KV pages ({version.scope.page_format}) differ from this worker's ({self.page_format})"
             )
         return version
+
+    async def _backend_for(self, config: ModelConfig) -> Backend:
+        if self.backend is None:
+            before = self.detail
+            self.detail = "preparing the engine (on its first start here it compiles its kernels: some seconds)"
+            self._opening = asyncio.create_task(asyncio.to_thread(self._open_backend, config))
+            self.backend = await asyncio.shield(self._opening)
+            self.detail = before
+        return self.backend

@@ -24,7 +24,7 @@ from pdbus.engine.sequence import Event
 from pdbus.engine.tickets import is_name
 from pdbus.engine.versions import Versions
 from pdbus.errors import Unavailable
-from pdbus.kv.pool import KvPool
+from pdbus.kv.codec import PagePool
 from pdbus.kv.swap_file import SwapFile
 from pdbus.messages.presence import Load
 from pdbus.messages.router import TokenItem
@@ -55,7 +55,7 @@ class Worker(ABC, Generic[J]):
         model: str,
         versions: Versions,
         fleet: Fleet,
-        pool: KvPool,
+        pool: PagePool,
         limits: Limits,
         most_jobs: int,
         swap: SwapFile | None = None,

@@ -2,71 +2,80 @@
 
 A body is whole pages in the pool's own layout (kv/format.py), so that what is cached, sent and computed from is the
 same to the bit. Sizes are checked before anything is written: a short or long body never leaves half a page behind.
+No torch here: what the bytes mean concerns only the engine whose pool it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from pdbus.errors import Corrupt
-from pdbus.kv.pool import KvPool
+from pdbus.kv.format import PageFormat
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
-def export_layer(pool: KvPool, layer: int, page_ids: Sequence[int]) -> memoryview:
+class PagePool(Protocol):
+    """The paged KV store of one engine, as all see it but the engine itself: opaque bytes behind page numbers.
+
+    It knows nothing of ownership: callers write only to pages that they hold and that are not published."""
+
+    format: PageFormat
+    pages: int
+
+    def read_bytes(self, layers: slice, page_ids: Sequence[int]) -> memoryview:
+        """Page after page, each layer after layer. A copy."""
+
+    def write_bytes(self, layers: slice, page_ids: Sequence[int], body: Buffer) -> None:
+        """The reverse; the size must fit."""
+
+
+def export_layer(pool: PagePool, layer: int, page_ids: Sequence[int]) -> memoryview:
     """The pages' K and V of one layer, page after page. A copy: later writes to the pool don't show in it."""
-    return _exported(pool.bytes[layer].index_select(0, pool.page_index(page_ids)))
+    return pool.read_bytes(slice(layer, layer + 1), page_ids)
 
 
-def import_layer(pool: KvPool, layer: int, page_ids: Sequence[int], body: Buffer) -> None:
+def import_layer(pool: PagePool, layer: int, page_ids: Sequence[int], body: Buffer) -> None:
     """The reverse of `export_layer`, into pages that the caller holds. Raises Corrupt where the size doesn't fit."""
     _check_size(body, len(page_ids) * pool.format.layer_bytes)
-    _fill(pool.bytes[layer], page_ids, body)
+    pool.write_bytes(slice(layer, layer + 1), page_ids, body)
 
 
-def export_pages(pool: KvPool, page_ids: Sequence[int]) -> memoryview:
+def export_pages(pool: PagePool, page_ids: Sequence[int]) -> memoryview:
     """Page after page, each as `export_page` gives it. A copy."""
-    chosen = pool.bytes.index_select(1, pool.page_index(page_ids))  # [layers, pages, layer_bytes]
-    return _exported(chosen.transpose(0, 1).contiguous())
+    return pool.read_bytes(slice(None), page_ids)
 
 
-def import_pages(pool: KvPool, page_ids: Sequence[int], body: Buffer) -> None:
+def import_pages(pool: PagePool, page_ids: Sequence[int], body: Buffer) -> None:
     """The reverse of `export_pages`. Raises Corrupt where the size doesn't fit."""
-    size = pool.format.page_bytes
-    _check_size(body, len(page_ids) * size)
-    whole = memoryview(body)
-    for at, page_id in enumerate(page_ids):
-        _fill(pool.bytes[:, page_id], range(pool.format.layers), whole[at * size : (at + 1) * size])
+    _check_size(body, len(page_ids) * pool.format.page_bytes)
+    pool.write_bytes(slice(None), page_ids, body)
 
 
-def export_page(pool: KvPool, page_id: int) -> memoryview:
+def export_page(pool: PagePool, page_id: int) -> memoryview:
     """One page of all layers, layer after layer. A copy."""
-    return _exported(pool.bytes[:, page_id].clone(memory_format=torch.contiguous_format))
+    return export_pages(pool, (page_id,))
 
 
-def import_page(pool: KvPool, page_id: int, body: Buffer) -> None:
+def import_page(pool: PagePool, page_id: int, body: Buffer) -> None:
     """The reverse of `export_page`. Raises Corrupt where the size doesn't fit."""
-    _check_size(body, pool.format.page_bytes)
-    _fill(pool.bytes[:, page_id], range(pool.format.layers), body)
+    import_pages(pool, (page_id,), body)
 
 
-def _exported(chosen: Tensor) -> memoryview:
-    return memoryview(chosen.cpu().numpy().data).cast("B")
+def read_rows(rows: Array, layers: slice, page_ids: Sequence[int]) -> memoryview:
+    """`PagePool.read_bytes` of a pool whose bytes lie in an array [layers, pages, layer_bytes]."""
+    chosen = rows[layers][:, list(page_ids)]  # [layers, pages, layer_bytes]
+    return memoryview(np.ascontiguousarray(chosen.transpose(1, 0, 2)).data).cast("B")
 
 
-def _fill(rows: Tensor, chosen: Sequence[int], body: Buffer) -> None:
-    """Writes the body to the chosen rows of `rows` [any, layer_bytes]."""
-    new = np.frombuffer(body, dtype=np.uint8).reshape(len(chosen), -1)
-    if rows.device.type == "cpu":
-        rows.numpy()[list(chosen)] = new
-    else:  # torch wants a buffer that may be written; here it is only read from
-        rows[list(chosen)] = torch.from_numpy(new.copy()).to(rows.device)
+def write_rows(rows: Array, layers: slice, page_ids: Sequence[int], body: Buffer) -> None:
+    """`PagePool.write_bytes`, likewise."""
+    new = np.frombuffer(body, np.uint8).reshape(len(page_ids), -1, rows.shape[2])  # [pages, layers, layer_bytes]
+    rows[layers][:, list(page_ids)] = new.transpose(1, 0, 2)
 
 
 def _check_size(body: Buffer, wanted: int) -> None:

@@ -1,14 +1,22 @@
 """The layout of a KV page, as both ends of a hand-off and every cache tier must agree on it to the letter.
 
-For each layer a page is one contiguous run of bytes, little-endian:
+For each layer a page is one contiguous run of bytes, little-endian, in the layout of the engine that computes from it:
 
-    values   [2, page_tokens, kv_heads, head_dim] of the KV dtype: K of all its tokens, then V
-    scales   [2, page_tokens, kv_heads] in fp32; int8 only: one for each token and head of K, then of V
+    kv1   for torch
+          values   [2, page_tokens, kv_heads, head_dim] of the KV dtype: K of all its tokens, then V
+          scales   [2, page_tokens, kv_heads] in fp32; int8 only: one for each token and head of K, then of V
 
-A page of all layers is those runs, layer after layer. Pool, wire, cache tiers and swap file carry the bytes verbatim. K
-is kept after RoPE, so a page is valid at its own positions only (which its prefix key pins).
+    kv2   for the native kernels, always of 16 tokens (native/src/pages.h); KV head after KV head:
+          K        [head_dim, 16] of the KV dtype
+          V        [16, head_dim] of the KV dtype
+          scales   [2, 16] in fp32; int8 only: one for each token of K, then of V
 
-Numbers become values thus (x: the head_dim numbers of one token and head, in fp32):
+A page of all layers is those runs, layer after layer. Pool, wire, cache tiers and swap file carry the bytes verbatim,
+and know nothing of them but their number. K is kept after RoPE, so a page is valid at its own positions only (which its
+prefix key pins).
+
+In kv1 numbers become values thus (x: the head_dim numbers of one token and head, in fp32); kv2 rounds alike, but takes
+the reciprocal of the int8 scale, has no smallest one, and leaves fp16 unlimited:
 
     fp32   x
     fp16   x limited to ±65504, rounded to the nearest, ties to even
@@ -29,6 +37,7 @@ from pdbus.errors import InvalidRequest
 PAGE_TOKENS = 16
 
 KvDtype: TypeAlias = Literal["fp32", "fp16", "int8"]
+Layout: TypeAlias = Literal["kv1", "kv2"]
 
 _DTYPE_BYTES: dict[KvDtype, int] = {"fp32": 4, "fp16": 2, "int8": 1}
 _SCALE_BYTES = 4
@@ -43,26 +52,31 @@ class PageFormat:
     head_dim: int
     page_tokens: int = PAGE_TOKENS
     dtype: KvDtype = "fp32"
+    layout: Layout = "kv1"
 
     def __post_init__(self) -> None:
         if min(self.layers, self.kv_heads, self.head_dim, self.page_tokens) < 1:
             raise ValueError(f"every size of a page format must be at least 1: {self}")
+        if self.layout == "kv2" and self.page_tokens != PAGE_TOKENS:
+            raise ValueError(f"pages of this layout have {PAGE_TOKENS} tokens: {self}")
         if self.scale_bytes and self.value_bytes % _SCALE_BYTES:
             raise ValueError(f"the scales of {self} would not be aligned: it has an odd number of values")
 
     def __str__(self) -> str:
         """The spelling that travels in cards, reservations and prefix keys."""
-        return f"kv1-l{self.layers}-t{self.page_tokens}-h{self.kv_heads}-d{self.head_dim}-{self.dtype}"
+        return f"{self.layout}-l{self.layers}-t{self.page_tokens}-h{self.kv_heads}-d{self.head_dim}-{self.dtype}"
 
     @classmethod
     def parse(cls, text: str) -> PageFormat:
         """The reverse of `str`. Raises InvalidRequest for anything else."""
-        found = re.fullmatch(r"kv1-l([1-9]\d{0,3})-t([1-9]\d{0,3})-h([1-9]\d{0,3})-d([1-9]\d{0,3})-(\w+)", text)
-        if not found or found[5] not in _DTYPE_BYTES:
+        size = r"([1-9]\d{0,3})"
+        found = re.fullmatch(rf"(kv[12])-l{size}-t{size}-h{size}-d{size}-(\w+)", text)
+        if not found or found[6] not in _DTYPE_BYTES:
             raise InvalidRequest(f"{text[:80]!r} is no page format that this version knows")
-        layers, page_tokens, kv_heads, head_dim = map(int, found.groups()[:4])
+        layers, page_tokens, kv_heads, head_dim = map(int, found.groups()[1:5])
+        dtype, layout = cast(KvDtype, found[6]), cast(Layout, found[1])
         try:
-            return cls(layers, kv_heads, head_dim, page_tokens, cast(KvDtype, found[5]))
+            return cls(layers, kv_heads, head_dim, page_tokens, dtype, layout)
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
 

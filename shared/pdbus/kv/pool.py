@@ -1,13 +1,15 @@
-"""The paged KV store of one engine: the bytes behind the page numbers of kv/pages.py."""
+"""The paged KV store of a torch engine: the bytes behind the page numbers of kv/pages.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from pdbus.kv.codec import Buffer, read_rows, write_rows
 from pdbus.kv.format import KvDtype, PageFormat
 
 _TORCH_DTYPES: dict[KvDtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
@@ -26,7 +28,7 @@ class Slots:
 
 
 class KvPool:
-    """Pages in the layout of kv/format.py: one tensor of bytes, [layers, pages, layer_bytes], and views of it.
+    """Pages in the layout kv1 of kv/format.py: one tensor of bytes, [layers, pages, layer_bytes], and views of it.
 
     It knows nothing of ownership: callers write only to pages that they hold and that are not published. Pages start
     undefined, and on the CPU take no memory until they are written."""
@@ -44,6 +46,22 @@ class KvPool:
         self._scales: tuple[Tensor, ...] = ()
         if page_format.scale_bytes:
             self._scales = self.bytes[:, :, page_format.value_bytes :].view(torch.float32).view(shape).unbind()
+
+    def read_bytes(self, layers: slice, page_ids: Sequence[int]) -> memoryview:
+        """Page after page, each layer after layer. A copy."""
+        if self.device.type == "cpu":
+            return read_rows(self.bytes.numpy(), layers, page_ids)
+        chosen = self.bytes[layers].index_select(1, self.page_index(page_ids))  # [layers, pages, layer_bytes]
+        return memoryview(chosen.transpose(0, 1).contiguous().cpu().numpy().data).cast("B")
+
+    def write_bytes(self, layers: slice, page_ids: Sequence[int], body: Buffer) -> None:
+        """The reverse of `read_bytes`; the size must fit."""
+        if self.device.type == "cpu":
+            return write_rows(self.bytes.numpy(), layers, page_ids, body)
+        # torch wants a buffer that may be written; here it is only read from
+        new = torch.from_numpy(np.frombuffer(body, np.uint8).copy()).to(self.device)
+        rows = new.view(len(page_ids), -1, self.format.layer_bytes).transpose(0, 1)
+        self.bytes[layers][:, self.page_index(page_ids)] = rows
 
     def layer(self, layer: int) -> Tensor:
         """The layer's values themselves, [pages, 2, page_tokens, kv_heads, head_dim] of the KV dtype."""

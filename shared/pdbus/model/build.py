@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pdbus.errors import Corrupt
 from pdbus.messages.common import Digest
 from pdbus.model.config import ModelConfig, expected_tensors
 from pdbus.model.linear import Fp32Linear, Linear, fused
 from pdbus.model.llama import Layer, Llama
 from pdbus.model.rope import Rope
+from pdbus.model.tensors import CheckedTensors
 from pdbus.weights.layer import layer_of
 
 Arrays: TypeAlias = "Mapping[str, np.ndarray]"
@@ -39,7 +39,7 @@ def build(
     missing, or has another shape or dtype than `config` asks for."""
     device = torch.device(device)
     reuse = reuse if reuse and reuse.device == device else None
-    source = _Source(expected_tensors(config), tensors, device)
+    source = _Source(CheckedTensors(config, tensors), device)
     layers: list[Layer] = []
     for index in range(config.layers):
         name = f"layers.{index}"
@@ -63,23 +63,17 @@ def _reusable(layer: str, digests: Mapping[str, Digest], reuse: Llama | None) ->
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Checked access to the given arrays."""
+    """The given arrays on the device."""
 
-    shapes: Mapping[str, tuple[int, ...]]
     arrays: Arrays
     device: torch.device
 
     def __getitem__(self, name: str) -> Tensor:
         """A copy of its own: a model never shares memory with a receive buffer or a mapped file."""
-        array = self.arrays.get(name)
-        if array is None:
-            raise Corrupt(f"the tensor {name} is missing")
-        if array.shape != self.shapes[name] or array.dtype != np.float32:
-            raise Corrupt(f"{name} is {array.dtype} {array.shape}, not float32 {self.shapes[name]}")
-        return torch.tensor(array, device=self.device)
+        return torch.tensor(self.arrays[name], device=self.device)
 
     def __contains__(self, name: str) -> bool:
-        return name in self.shapes
+        return name in self.arrays
 
 
 def _layer(config: ModelConfig, source: _Source, index: int) -> Layer:

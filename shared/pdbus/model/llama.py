@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,6 +23,8 @@ from pdbus.model.batch import Batch
 from pdbus.model.config import ModelConfig
 from pdbus.model.linear import Linear
 from pdbus.model.rope import Rope, Rotation
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +71,8 @@ class Llama:
         return PageFormat(self.config.layers, self.config.kv_heads, self.config.head_dim, PAGE_TOKENS, kv_dtype)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, pool: KvPool, on_layer: Callable[[int], None] | None = None) -> Tensor:
-        """Computes one step; returns fp32 logits [len(batch.logit_rows), vocab].
+    def forward(self, batch: Batch, pool: KvPool, on_layer: Callable[[int], None] | None = None) -> Array:
+        """Computes one step; returns fp32 logits [len(batch.logit_rows), vocab], in the host's memory.
 
         K and V of the batch's tokens are in the pool afterwards. `on_layer(i)` is called as soon as those of layer i
         are, while the layers above it are still to come. Attention reads K and V from the pool only, never what was
@@ -81,7 +85,8 @@ class Llama:
             gate, up = layer.gate_up(self._norm(x, layer.post_norm)).chunk(2, dim=-1)
             x = x + layer.down(F.silu(gate) * up)
         wanted = x[self._tensor(batch.logit_rows)]
-        return self.head(self._norm(wanted, self.final_norm))
+        logits: Array = self.head(self._norm(wanted, self.final_norm)).cpu().numpy()
+        return logits
 
     def _begin(self, batch: Batch, pool: KvPool) -> _Step:
         return _Step(

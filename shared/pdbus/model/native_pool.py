@@ -1,57 +1,53 @@
-"""The pool of KV pages as the native engine reads it: raw bytes per page and layer (layout: native/src/pages.h)."""
+"""The pool of KV pages as the native engine reads it: layout kv2 of kv/format.py."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from pdbus.native.library import LANES, KvKind, PoolStruct
+from pdbus.kv.codec import Buffer, read_rows, write_rows
+from pdbus.kv.format import PAGE_TOKENS, KvDtype, PageFormat
+from pdbus.native.library import KvKind, PoolStruct
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
-KvDtype: TypeAlias = Literal["fp32", "fp16", "int8"]
 
-_KINDS: dict[KvDtype, tuple[KvKind, int]] = {"fp32": (KvKind.F32, 4), "fp16": (KvKind.F16, 2), "int8": (KvKind.I8, 1)}
-PAGE_TOKENS = LANES
-
-
-@dataclass(frozen=True, slots=True)
-class NativePageFormat:
-    """One page in one layer, per KV head: K [head_dim, 16], V [16, head_dim], and with int8 two fp32 [16] of scales."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-    dtype: KvDtype
-
-    @property
-    def layer_bytes(self) -> int:
-        scales = 2 * PAGE_TOKENS * 4 if self.dtype == "int8" else 0
-        return self.kv_heads * (2 * PAGE_TOKENS * self.head_dim * _KINDS[self.dtype][1] + scales)
+_KINDS: dict[KvDtype, KvKind] = {"fp32": KvKind.F32, "fp16": KvKind.F16, "int8": KvKind.I8}
+_NUMPY: dict[KvDtype, str] = {"fp32": "<f4", "fp16": "<f2", "int8": "i1"}
 
 
 class NativePool:
-    """Per layer one array of bytes [pages, layer_bytes]; memory is taken as pages are written."""
+    """One array of bytes, [layers, pages, layer_bytes]; memory is taken as pages are written."""
 
-    def __init__(self, page_format: NativePageFormat, pages: int) -> None:
+    def __init__(self, page_format: PageFormat, pages: int) -> None:
+        if page_format.layout != "kv2":
+            raise ValueError(f"the native engine can't compute from pages of {page_format}")
         self.format, self.pages = page_format, pages
-        self._layers = [np.empty((pages, page_format.layer_bytes), np.uint8) for _ in range(page_format.layers)]
-        pointers = (ctypes.c_void_p * page_format.layers)(*(layer.ctypes.data for layer in self._layers))
-        self.struct = PoolStruct(_KINDS[page_format.dtype][0], pages, page_format.layer_bytes, pointers)
+        self.bytes: Array = np.empty((page_format.layers, pages, page_format.layer_bytes), np.uint8)
+        pointers = (ctypes.c_void_p * page_format.layers)(*(layer.ctypes.data for layer in self.bytes))
+        self.struct = PoolStruct(_KINDS[page_format.dtype], pages, page_format.layer_bytes, pointers)
+
+    def read_bytes(self, layers: slice, page_ids: Sequence[int]) -> memoryview:
+        """Page after page, each layer after layer. A copy."""
+        return read_rows(self.bytes, layers, page_ids)
+
+    def write_bytes(self, layers: slice, page_ids: Sequence[int], body: Buffer) -> None:
+        """The reverse of `read_bytes`; the size must fit."""
+        write_rows(self.bytes, layers, page_ids, body)
 
     def layer(self, layer: int) -> Array:
         """The layer's storage itself, bytes [pages, layer_bytes]."""
-        return self._layers[layer]
+        stored: Array = self.bytes[layer]
+        return stored
 
     def gather(self, layer: int, page_ids: Sequence[int], length: int) -> tuple[Array, Array]:
         """K and V of a sequence's first `length` tokens, widened to fp32: each [length, kv_heads, head_dim]; copies."""
         form, tokens, width = self.format, PAGE_TOKENS, self.format.head_dim
-        dtype = {"fp32": "<f4", "fp16": "<f2", "int8": "i1"}[form.dtype]
-        heads = self._layers[layer][list(page_ids)].reshape(len(page_ids), form.kv_heads, -1)
-        values = tokens * width * _KINDS[form.dtype][1]
+        dtype = np.dtype(_NUMPY[form.dtype])
+        heads = self.bytes[layer][list(page_ids)].reshape(len(page_ids), form.kv_heads, -1)
+        values = tokens * width * dtype.itemsize
         k = np.ascontiguousarray(heads[..., :values]).view(dtype).reshape(-1, form.kv_heads, width, tokens)
         v = np.ascontiguousarray(heads[..., values : 2 * values]).view(dtype).reshape(-1, form.kv_heads, tokens, width)
         k, v = k.astype(np.float32), v.astype(np.float32)

@@ -1,23 +1,32 @@
 """Compiles the C++ sources once per machine, with the system's compiler, into the user's cache folder.
 
 One library per instruction set, named by the digest of everything that it was made from, so that nothing stale is ever
-loaded. Where no compiler is, or no such processor, NativeUnavailable says so and the torch path serves.
+loaded, and followed by the digest of its own bytes, so that nothing broken is. An image without a compiler carries
+libraries beside this file (`python -m pdbus.native`). Where there is neither, or no such processor, NativeUnavailable
+says so and the torch path serves.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 Level: TypeAlias = Literal["avx512", "avx2"]
+LEVELS: tuple[Level, ...] = ("avx512", "avx2")
+"""Best first."""
 
 _SOURCES = Path(__file__).parent / "src"
+SHIPPED = Path(__file__).parent / "lib"
+"""Libraries that came with the installation; none in a plain one."""
 # No -ffast-math and no contraction: the order of floating point is part of what is promised (DESIGN.md G9).
 _FLAGS = [
     *("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
@@ -58,36 +67,80 @@ def levels() -> tuple[Level, ...]:
     return tuple(level for level, needed in _NEEDS.items() if needed <= flags)
 
 
+def kernel_version() -> str:
+    """Changes with whatever could change a number that the kernels compute. The same on all machines."""
+    return _source_digest([])[:8]
+
+
 def compiled(level: Level, folder: Path | None = None) -> Path:
-    """The library for `level`, made now if it isn't there. Takes seconds then. Raises NativeUnavailable."""
+    """The library for `level`, made now if it isn't there. Takes seconds then, once: others wait for whoever began.
+
+    Raises NativeUnavailable."""
+    name = f"pdbus-{level}-{_source_digest(_LEVEL_FLAGS[level])[:16]}"
+    if _sound(shipped := SHIPPED / f"{name}.so"):
+        return shipped
     compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     if compiler is None:
         raise NativeUnavailable("no C++ compiler (c++, g++ or clang++) was found")
-    command = [compiler, *_FLAGS, *_LEVEL_FLAGS[level], str(_SOURCES / "forward.cpp")]
-    target = (folder or cache_folder()) / f"pdbus-{level}-{_digest(compiler, command[1:-1])}.so"
-    if not target.exists():
-        _compile(command, target)
+    version = hashlib.sha256(_run([compiler, "--version"]).encode()).hexdigest()[:8]
+    target = (folder or cache_folder()) / f"{name}-{version}.so"
+    if not _sound(target):
+        _compile(target, level, compiler)
     return target
 
 
-def _digest(compiler: str, flags: list[str]) -> str:
-    digest = hashlib.sha256(" ".join(flags).encode())
-    digest.update(_run([compiler, "--version"]).encode())
-    for source in sorted(_SOURCES.iterdir()):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+def ship(level: Level) -> Path:
+    """Compiles the library for `level`, which this machine need not have, into the installation itself."""
+    compiler = shutil.which("c++") or "g++"
+    target = SHIPPED / f"pdbus-{level}-{_source_digest(_LEVEL_FLAGS[level])[:16]}.so"
+    _compile(target, level, compiler)
+    return target
 
 
-def _compile(command: list[str], target: Path) -> None:
-    """Into a file of its own first: another process that compiles the same never sees half a library."""
+def _compile(target: Path, level: Level, compiler: str) -> None:
+    """Unless another process has just done so. The file appears whole or not at all."""
+    command = [compiler, *_FLAGS, *_LEVEL_FLAGS[level], str(_SOURCES / "forward.cpp")]
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            made = Path(scratch) / target.name
-            _run([*command, "-o", str(made)])
-            os.replace(made, target)
+        with _locked(target.parent):
+            if _sound(target):
+                return
+            with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+                made = Path(scratch) / target.name
+                _run([*command, "-o", str(made)])
+                with made.open("ab") as file:
+                    file.write(hashlib.sha256(made.read_bytes()).digest())  # a loader ignores what follows a library
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(made, target)
     except OSError as error:
         raise NativeUnavailable(f"no library could be written to {target.parent}: {error}") from error
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Whoever holds it compiles, for at most _COMPILE_TIMEOUT_S; it ends with its process."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _sound(library: Path) -> bool:
+    try:
+        content = library.read_bytes()
+    except FileNotFoundError:
+        return False
+    return hashlib.sha256(content[:-32]).digest() == content[-32:]
+
+
+def _source_digest(level_flags: list[str]) -> str:
+    digest = hashlib.sha256(" ".join([*_FLAGS, *level_flags]).encode())
+    for source in sorted(_SOURCES.iterdir()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def _run(command: list[str]) -> str:

@@ -93,7 +93,7 @@ class BatchStruct(Structure):
     )
 
 
-OnLayer = ctypes.CFUNCTYPE(None, c_int32)
+OnLayer = ctypes.CFUNCTYPE(c_int32, c_int32)
 
 
 def address(array: Array | None) -> int | None:
@@ -149,15 +149,16 @@ class NativeEngine:
     ) -> None:
         """One step; releases the GIL. logits fp32 [logit rows, vocabulary]; greedy int32 [logit rows].
 
-        What `on_layer` raises is raised here after the step."""
+        What `on_layer` raises ends the step in its middle, and is raised here."""
         failures: list[BaseException] = []
 
-        def guarded(layer: int) -> None:
+        def guarded(layer: int) -> int:
             try:
-                if on_layer and not failures:
+                if on_layer:
                     on_layer(layer)
             except BaseException as error:  # a C caller cannot carry it: it is raised below
                 failures.append(error)
+            return len(failures)
 
         callback = OnLayer(guarded) if on_layer else OnLayer()
         code = self._library.pd_forward(

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from pdbus.engine.core import Core
 from pdbus.engine.scheduler import Limits
@@ -26,15 +26,15 @@ class Model:
     """Always the same next token. `on_pass` is called in each pass, between its two layers."""
 
     def __init__(self, token: int = 9, on_pass: Callable[[], None] = lambda: None) -> None:
-        self.logits = torch.zeros(20)
+        self.logits = np.zeros(20, np.float32)
         self.logits[token] = 1.0
         self.on_pass = on_pass
 
-    def forward(self, batch: Batch, pool: Any, on_layer: Callable[[int], None]) -> torch.Tensor:
+    def forward(self, batch: Batch, pool: Any, on_layer: Callable[[int], None]) -> np.ndarray:
         on_layer(0)
         self.on_pass()
         on_layer(1)
-        return self.logits.repeat(len(batch.logit_rows), 1)
+        return np.tile(self.logits, (len(batch.logit_rows), 1))
 
 
 class Heard:

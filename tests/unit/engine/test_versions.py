@@ -12,7 +12,10 @@ from pdbus.engine import versions as subject
 from pdbus.engine.version import Pin
 from pdbus.engine.versions import Versions
 from pdbus.errors import RootGone, Unavailable
+from pdbus.model.backend import Backend
+from pdbus.model.backends import BackendOptions, open_backend
 from pdbus.model.checkpoint import Checkpoint, open_checkpoint
+from pdbus.model.config import ModelConfig
 from tests.support.asking import until
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.workers import LocalSource
@@ -37,13 +40,17 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "_RETRY_S", 0.01)
 
 
+def torch_backend(config: ModelConfig) -> Backend:
+    return open_backend(BackendOptions("torch"), config)
+
+
 def soon() -> Deadline:
     return Deadline.after(10)
 
 
 async def test_wanted_versions_are_loaded_and_unwanted_ones_dropped(source: LocalSource) -> None:
     a, b = source.root_of["a"], source.root_of["b"]
-    async with Versions(source, "cpu", "class") as versions:
+    async with Versions(source, torch_backend) as versions:
         assert (versions.roots, versions.page_format) == ((), None)
         versions.want([a])
         assert (await versions.first()).root == a
@@ -53,7 +60,7 @@ async def test_wanted_versions_are_loaded_and_unwanted_ones_dropped(source: Loca
 
 async def test_a_pin_keeps_a_version_until_it_is_released(source: LocalSource) -> None:
     a, b = source.root_of["a"], source.root_of["b"]
-    async with Versions(source, "cpu", "class") as versions:
+    async with Versions(source, torch_backend) as versions:
         versions.want([a])
         await versions.first()
         with await versions.pin(a, soon()) as pin:
@@ -70,7 +77,7 @@ async def test_a_version_that_a_request_names_is_loaded_and_lingers(
 ) -> None:
     monkeypatch.setattr(subject, "_LINGER_S", 0.2)
     a, b = source.root_of["a"], source.root_of["b"]
-    async with Versions(source, "cpu", "class") as versions:
+    async with Versions(source, torch_backend) as versions:
         versions.want([a])
         pins: list[Pin] = await asyncio.gather(versions.pin(b, soon()), versions.pin(b, soon()))
         assert pins[0].version.pins == 2
@@ -82,7 +89,7 @@ async def test_a_version_that_a_request_names_is_loaded_and_lingers(
 
 async def test_a_deleted_version_does_not_linger(source: LocalSource) -> None:
     a, b = source.root_of["a"], source.root_of["b"]
-    async with Versions(source, "cpu", "class") as versions:
+    async with Versions(source, torch_backend) as versions:
         versions.want([a])
         (await versions.pin(b, soon())).release()
         versions.forget(b)
@@ -91,7 +98,7 @@ async def test_a_deleted_version_does_not_linger(source: LocalSource) -> None:
 
 async def test_what_can_not_be_had_is_root_gone_and_disturbs_nothing(source: LocalSource) -> None:
     a = source.root_of["a"]
-    async with Versions(source, "cpu", "class") as versions:
+    async with Versions(source, torch_backend) as versions:
         versions.want([a])
         await versions.first()
         for number in range(40):
@@ -113,7 +120,7 @@ async def test_a_load_that_takes_too_long_is_root_gone_and_goes_on(source: Local
 
     source.tensors = slow  # type: ignore[method-assign]
     a = source.root_of["a"]
-    async with Versions(source, "cpu", "class") as versions:
+    async with Versions(source, torch_backend) as versions:
         with pytest.raises(RootGone):
             await versions.pin(a, Deadline.after(0.05))
         gate.set()
@@ -127,7 +134,7 @@ async def test_too_many_wishes_at_once_are_refused(source: LocalSource, monkeypa
         await asyncio.Event().wait()
 
     source.manifest = never  # type: ignore[method-assign]
-    async with Versions(source, "cpu", "class") as versions:
+    async with Versions(source, torch_backend) as versions:
         for number in range(2):
             with pytest.raises(RootGone, match="not loaded"):
                 await versions.pin(bytes([number]) * 32, Deadline.after(0.01))
@@ -147,7 +154,7 @@ async def test_a_wanted_version_is_tried_again_until_it_can_be_had(source: Local
         return await manifest(*args)
 
     source.manifest = flaky  # type: ignore[method-assign]
-    async with Versions(source, "cpu", "class") as versions:
+    async with Versions(source, torch_backend) as versions:
         versions.want([source.root_of["a"]])
         await until(lambda: "no param-server yet" in versions.detail)
         await versions.first()
@@ -156,7 +163,7 @@ async def test_a_wanted_version_is_tried_again_until_it_can_be_had(source: Local
 
 async def test_unchanged_layers_are_shared_between_versions(source: LocalSource) -> None:
     a = source.root_of["a"]
-    async with Versions(source, "cpu", "class") as versions:
+    async with Versions(source, torch_backend) as versions:
         versions.want([a])
         first = await versions.first()
         asked: list[Any] = []

@@ -52,7 +52,7 @@ def test_prefill_and_decode_mixed_in_one_batch_equal_each_alone(model: Llama) ->
         slices.append(SequenceSlice(len(tokens), len(text) - before, before, page_ids))
         tokens += text[before:]
     last_rows = [piece.start + piece.length - 1 for piece in slices]
-    together = model.forward(Batch(tokens, slices, last_rows), pool)
+    together = torch.from_numpy(model.forward(Batch(tokens, slices, last_rows), pool))
     alone = torch.stack([Runner(model).logits(text)[-1] for text in texts])
     assert close(together, alone)
 
@@ -61,7 +61,7 @@ def test_logits_come_only_for_the_rows_asked_for_in_their_order(model: Llama) ->
     tokens = prompt(2, 20)
     runner = Runner(model)
     batch = Batch(tokens, [SequenceSlice(0, 20, 0, runner.page_ids)], [19, 4])
-    assert close(model.forward(batch, runner.pool), Runner(model).logits(tokens)[[19, 4]])
+    assert close(torch.from_numpy(model.forward(batch, runner.pool)), Runner(model).logits(tokens)[[19, 4]])
     assert model.forward(Batch(tokens, batch.sequences, []), runner.pool).shape == (0, 320)
 
 
@@ -96,7 +96,7 @@ def test_handed_over_pages_continue_bitwise_alike(model: Llama) -> None:
     for layer in range(2):
         import_layer(there, layer, [6, 2], export_layer(here.pool, layer, here.page_ids[:2]))
     moved = model.forward(Batch(tokens[32:], [SequenceSlice(0, 1, 32, [6, 2, 3])], [0]), there)
-    assert torch.equal(moved, here.logits(tokens[32:], past=32))
+    assert torch.equal(torch.from_numpy(moved), here.logits(tokens[32:], past=32))
 
 
 def test_garbage_in_the_unused_part_of_a_page_is_never_read(model: Llama) -> None:

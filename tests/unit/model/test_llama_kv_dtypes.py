@@ -49,4 +49,4 @@ def test_handed_over_pages_continue_bitwise_alike(model: Llama, dtype: KvDtype) 
     for layer in range(2):
         import_layer(there, layer, [6, 2], export_layer(here.pool, layer, here.page_ids[:2]))
     moved = model.forward(Batch(tokens[32:], [SequenceSlice(0, 1, 32, [6, 2, 3])], [0]), there)
-    assert torch.equal(moved, here.logits(tokens[32:], past=32))
+    assert torch.equal(torch.from_numpy(moved), here.logits(tokens[32:], past=32))

@@ -43,7 +43,8 @@ def test_logits_and_greedy_text_of_every_case(model: Llama) -> None:
     for number, case in enumerate(CASES):
         one = Running([*range(8 * number, 8 * number + 8)], case["token_ids"])
         count = len(one.tokens)
-        logits = model.forward(Batch(one.tokens, [SequenceSlice(0, count, 0, one.page_ids)], range(count)), pool)
+        batch = Batch(one.tokens, [SequenceSlice(0, count, 0, one.page_ids)], range(count))
+        logits = torch.from_numpy(model.forward(batch, pool))
         expected = case["top5_all_positions"]
         best = torch.tensor([position["logits"] for position in expected])
         ids = torch.tensor([position["ids"] for position in expected])

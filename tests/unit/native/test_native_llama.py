@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from pdbus.kv.format import KvDtype
 from pdbus.messages.common import Digest
 from pdbus.model.batch import Batch, SequenceSlice
 from pdbus.model.checkpoint import Checkpoint, open_checkpoint
-from pdbus.model.native_llama import NativeLlama, Precision, build_native
-from pdbus.model.native_pool import KvDtype, NativePool
+from pdbus.model.native_build import build_native
+from pdbus.model.native_llama import NativeLlama, Precision
+from pdbus.model.native_pool import NativePool
 from pdbus.native.build import levels
 from pdbus.native.library import NativeEngine
 from tests.support.checkpoints import FAMILIES, tiny_checkpoint

@@ -60,5 +60,6 @@ struct PdBatch {
     const int32_t* logit_row;
 };
 
-typedef void (*PdOnLayer)(int32_t layer);
+// Told when a layer's K and V are stored. Other than 0: the step is left at once.
+typedef int32_t (*PdOnLayer)(int32_t layer);
 }

@@ -56,7 +56,7 @@ class Step {
             const PdLayer& layer = model_.layers[index];
             qkv(layer);
             store_kv(index, layer);
-            if (on_layer) on_layer(index);
+            if (on_layer && on_layer(index)) return;
             if (index == model_.layer_count - 1) keep_wanted_rows();
             if (rows_ == 0) return;
             attend(index, layer);
