@@ -12,7 +12,7 @@ from pdbus.messages.bulk import KV_FINAL, KvHead
 from pdbus.messages.common import Ticket
 from pdbus.messages.decode import KvFinal, Lease, Reserve
 from pdbus.messages.router import TokenItem
-from pdbus.model.llama import Llama
+from pdbus.model.backend import Model
 from pdbus.subjects import DECODE_RESERVE, KV
 from tests.support.llama import Runner
 from tests.support.workers import Rig
@@ -42,7 +42,7 @@ async def reserve(workers: Rig, message: Reserve) -> Lease:
 class Hand:
     """A prefill worker's hand-over, made by hand: every part of it can be wrong."""
 
-    def __init__(self, workers: Rig, ticket: Ticket, model: Llama) -> None:
+    def __init__(self, workers: Rig, ticket: Ticket, model: Model) -> None:
         self.workers, self.ticket = workers, ticket
         runner = Runner(model)
         logits = runner.logits(list(ticket.tokens))[-1]

@@ -11,6 +11,8 @@ from pdbus.model.batch import Batch, SequenceSlice
 from pdbus.model.build import build
 from pdbus.model.checkpoint import Checkpoint
 from pdbus.model.llama import Llama
+from pdbus.model.native_llama import NativeLlama
+from pdbus.model.native_pool import NativePool
 
 
 def load(checkpoint: Checkpoint) -> Llama:
@@ -20,9 +22,12 @@ def load(checkpoint: Checkpoint) -> Llama:
 class Runner:
     """One sequence at a time, in pages that are not in order."""
 
-    def __init__(self, model: Llama, pages: int = 64, chunk: int = 10_000, kv_dtype: KvDtype = "fp32") -> None:
+    def __init__(
+        self, model: Llama | NativeLlama, pages: int = 64, chunk: int = 10_000, kv_dtype: KvDtype = "fp32"
+    ) -> None:
         self.model = model
-        self.pool = KvPool(model.page_format(kv_dtype), pages)
+        make_pool = KvPool if isinstance(model, Llama) else NativePool
+        self.pool = make_pool(model.page_format(kv_dtype), pages)
         self.page_ids = list(reversed(range(pages)))
         self.chunk = chunk
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
 from pdbus.bus.bus import connect, memory_bus
 from pdbus.bus.memory import MemoryBroker
+from pdbus.model.backend import Model
+from pdbus.model.backends import BackendOptions, EngineName, open_backend
 from pdbus.model.checkpoint import Checkpoint, open_checkpoint
-from pdbus.model.llama import Llama
+from pdbus.native.build import levels
 from tests.support.checkpoints import tiny_checkpoint
-from tests.support.llama import load
 from tests.support.workers import LocalSource, NewBus, Rig, rig
+
+needs_native = pytest.mark.skipif(not levels(), reason="no kernels for this processor")
 
 
 @pytest.fixture(scope="session")
@@ -29,16 +32,28 @@ def source(checkpoints: dict[str, Checkpoint]) -> LocalSource:
     return LocalSource(checkpoints)
 
 
+@pytest.fixture(scope="session", params=["torch", pytest.param("native", marks=needs_native)])
+def engine(request: pytest.FixtureRequest) -> EngineName:
+    """The same is promised of both."""
+    return request.param  # type: ignore[no-any-return]
+
+
 @pytest.fixture(scope="session")
-def model(checkpoints: dict[str, Checkpoint]) -> Llama:
+def model(checkpoints: dict[str, Checkpoint], engine: EngineName) -> Iterator[Model]:
     """Version a, to compute answers alone."""
-    return load(checkpoints["a"])
+    yield from alone(checkpoints["a"], engine)
 
 
 @pytest.fixture(scope="session")
-def other_model(checkpoints: dict[str, Checkpoint]) -> Llama:
+def other_model(checkpoints: dict[str, Checkpoint], engine: EngineName) -> Iterator[Model]:
     """Version b."""
-    return load(checkpoints["b"])
+    yield from alone(checkpoints["b"], engine)
+
+
+def alone(checkpoint: Checkpoint, engine: EngineName) -> Iterator[Model]:
+    backend = open_backend(BackendOptions(engine), checkpoint.config)
+    yield backend.build(checkpoint.config, {}, dict(checkpoint.tensors()), None)
+    backend.close()
 
 
 @pytest.fixture
@@ -59,7 +74,9 @@ def new_bus(request: pytest.FixtureRequest) -> NewBus:
 
 
 @pytest.fixture
-async def workers(new_bus: NewBus, source: LocalSource, unique: Callable[[str], str]) -> AsyncIterator[Rig]:
-    async with rig(new_bus, source, name=unique("tiny")) as made:
+async def workers(
+    new_bus: NewBus, source: LocalSource, unique: Callable[[str], str], engine: EngineName
+) -> AsyncIterator[Rig]:
+    async with rig(new_bus, source, name=unique("tiny"), engine=engine) as made:
         yield made
         await made.until_idle()

@@ -9,7 +9,8 @@ import pytest
 
 from pdbus.engine.invalidations import drop_pages
 from pdbus.messages.common import Sampling
-from pdbus.model.llama import Llama
+from pdbus.model.backend import Model
+from pdbus.prefill.rates import Rates
 from tests.support.asking import ids, until
 from tests.support.llama import Runner
 from tests.support.ring import Ring, fleet_of
@@ -18,7 +19,7 @@ from tests.support.workers import Rig, prompt_of
 SAMPLED = Sampling(temperature=1.2, top_p=0.95, repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.1)
 
 
-async def test_an_answer_equals_the_model_alone(workers: Rig, model: Llama) -> None:
+async def test_an_answer_equals_the_model_alone(workers: Rig, model: Model) -> None:
     prompt = prompt_of(70)
     ticket = workers.router.ticket(prompt, 12)
     items = await workers.router.answer(ticket)
@@ -29,14 +30,14 @@ async def test_an_answer_equals_the_model_alone(workers: Rig, model: Llama) -> N
     assert items[0].cached_tokens == 0
 
 
-async def test_answers_do_not_depend_on_what_else_is_computed(workers: Rig, model: Llama) -> None:
+async def test_answers_do_not_depend_on_what_else_is_computed(workers: Rig, model: Model) -> None:
     prompts = [prompt_of(length, seed) for seed, length in enumerate((1, 15, 16, 17, 31, 33, 64, 100))]
     router = workers.router
     answers = await asyncio.gather(*(router.answer(router.ticket(prompt, 10)) for prompt in prompts))
     assert [ids(items) for items in answers] == [Runner(model).greedy(prompt, 10) for prompt in prompts]
 
 
-async def test_a_cached_prefix_changes_nothing_but_the_work(workers: Rig, model: Llama) -> None:
+async def test_a_cached_prefix_changes_nothing_but_the_work(workers: Rig, model: Model) -> None:
     router, prefix = workers.router, prompt_of(80)
     await router.answer(router.ticket(prefix, 2))
     for tail, cached in (([5, 6, 7], 80), ([], 64), (prompt_of(40, 9), 80)):
@@ -45,7 +46,7 @@ async def test_a_cached_prefix_changes_nothing_but_the_work(workers: Rig, model:
         assert ids(items) == Runner(model).greedy(prefix + tail, 8)
 
 
-async def test_a_prefix_from_the_cache_nodes_changes_nothing_but_the_work(workers: Rig, model: Llama) -> None:
+async def test_a_prefix_from_the_cache_nodes_changes_nothing_but_the_work(workers: Rig, model: Model) -> None:
     router, prompt, ring = workers.router, prompt_of(90), Ring()
     tier, versions, core = workers.prefill.l2, workers.prefill.versions, workers.prefill.core
     tier._ring = tier._write_back._ring = ring  # type: ignore[assignment]
@@ -53,6 +54,7 @@ async def test_a_prefix_from_the_cache_nodes_changes_nothing_but_the_work(worker
     await router.answer(router.ticket(prompt, 1))
     await until(lambda: ring.puts == 5)
     await drop_pages(router.root, versions, core)
+    tier.rates = Rates(core.pool.format.page_bytes, 16)  # a tiny model is faster than any tier
     items = await router.answer(router.ticket(prompt, 8))
     assert items[0].cached_tokens == 80
     assert ids(items) == Runner(model).greedy(prompt, 8)
@@ -77,7 +79,7 @@ async def test_choices_of_one_request_compute_their_prompt_once(workers: Rig) ->
 
 
 async def test_two_versions_are_served_side_by_side_and_never_mixed(
-    workers: Rig, model: Llama, other_model: Llama
+    workers: Rig, model: Model, other_model: Model
 ) -> None:
     router, prompt = workers.router, prompt_of(48)
     other = workers.source.root_of["b"]
@@ -103,7 +105,7 @@ async def test_a_later_attempt_goes_on_with_the_same_text(workers: Rig) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 4])
-async def test_a_stop_id_ends_the_answer_and_is_not_part_of_it(workers: Rig, model: Llama, at: int) -> None:
+async def test_a_stop_id_ends_the_answer_and_is_not_part_of_it(workers: Rig, model: Model, at: int) -> None:
     prompt = prompt_of(30, seed=3)
     alone = Runner(model).greedy(prompt, 8)
     stop = alone[at]
@@ -114,20 +116,20 @@ async def test_a_stop_id_ends_the_answer_and_is_not_part_of_it(workers: Rig, mod
     assert items[-1].ids == ()
 
 
-async def test_a_single_token_needs_no_decode_worker(workers: Rig, model: Llama) -> None:
+async def test_a_single_token_needs_no_decode_worker(workers: Rig, model: Model) -> None:
     prompt = prompt_of(20)
     ticket = workers.router.ticket(prompt, 1)
     items = await workers.router.answer(ticket)
     assert (ids(items), items[0].finish) == (Runner(model).greedy(prompt, 1), "length")
 
 
-async def test_the_context_ends_the_answer(workers: Rig, model: Llama) -> None:
+async def test_the_context_ends_the_answer(workers: Rig, model: Model) -> None:
     most = model.config.max_positions
     items = await workers.router.answer(workers.router.ticket(prompt_of(most - 5), 100))
     assert (len(ids(items)), items[-1].finish) == (5, "length")
 
 
-async def test_log_probabilities_of_prompt_and_answer(workers: Rig, model: Llama) -> None:
+async def test_log_probabilities_of_prompt_and_answer(workers: Rig, model: Model) -> None:
     router, prompt = workers.router, prompt_of(50)
     await router.answer(router.ticket(prompt, 1))  # what is cached must not be used
     wanted = Sampling(temperature=0.0, logprobs=2)

@@ -15,7 +15,7 @@ from pdbus.messages.decode import DecodeRun
 from pdbus.messages.prefill import PrefillRun
 from pdbus.messages.router import TokenItem
 from pdbus.messages.workers import Cancel
-from pdbus.model.llama import Llama
+from pdbus.model.backend import Model
 from tests.support.asking import ids, refused, until
 from tests.support.llama import Runner
 from tests.support.workers import Rig, paused, prompt_of, receiving
@@ -65,7 +65,7 @@ async def test_when_only_decode_knows_of_it(workers: Rig) -> None:
     await workers.until_idle()
 
 
-async def test_in_the_middle_of_the_hand_over(workers: Rig, model: Llama) -> None:
+async def test_in_the_middle_of_the_hand_over(workers: Rig, model: Model) -> None:
     ticket = workers.router.ticket(prompt_of(400))
     await workers.router.start(ticket)
     await until(lambda: receiving(workers))
@@ -116,7 +116,7 @@ async def test_of_an_attempt_that_nobody_holds_is_answered(workers: Rig) -> None
     await cancelled(workers, workers.router.ticket([5, 6]))
 
 
-async def test_a_newer_attempt_ends_the_older_one(workers: Rig, model: Llama) -> None:
+async def test_a_newer_attempt_ends_the_older_one(workers: Rig, model: Model) -> None:
     router = workers.router
     old = router.ticket(prompt_of(60), 300)
     await router.start(old)
@@ -139,7 +139,7 @@ async def test_finished_is_not_answered_and_forgets_what_was_kept(workers: Rig) 
 
 @pytest.mark.parametrize("burst", [12])
 async def test_a_burst_of_cancels_leaves_nothing_and_the_next_answer_comes_soon(
-    workers: Rig, model: Llama, burst: int
+    workers: Rig, model: Model, burst: int
 ) -> None:
     router = workers.router
     tickets = [router.ticket(prompt_of(300, seed), 50) for seed in range(burst)]

@@ -12,15 +12,20 @@ from pdbus.errors import (
     Overloaded,
     Unavailable,
 )
-from pdbus.model.llama import Llama
+from pdbus.model.backend import Model
+from pdbus.model.backends import EngineName
 from tests.support.asking import ids, refused, until
 from tests.support.llama import Runner
 from tests.support.workers import LocalSource, NewBus, Rig, paused, prompt_of, receiving, rig, silence
 
 
 async def test_the_deadline_ends_an_answer_in_its_middle(workers: Rig) -> None:
-    ticket = workers.router.ticket(prompt_of(20), 490, deadline_ns=time.time_ns() + 300_000_000)
-    assert isinstance(await refused(workers.router.answer(ticket)), DeadlineExceeded)
+    router = workers.router
+    ticket = router.ticket(prompt_of(20), 490, deadline_ns=time.time_ns() + 300_000_000)
+    answer = asyncio.create_task(refused(router.answer(ticket)))
+    await until(lambda: ids(router.of(ticket)))
+    workers.decode.core.post(lambda: time.sleep(0.3))
+    assert isinstance(await answer, DeadlineExceeded)
     await workers.until_idle()
 
 
@@ -49,10 +54,10 @@ async def test_a_router_that_is_gone_frees_its_work(workers: Rig) -> None:
 
 
 async def test_pages_that_run_out_cost_the_youngest_answer(
-    new_bus: NewBus, source: LocalSource, model: Llama, unique: Callable[[str], str]
+    new_bus: NewBus, source: LocalSource, model: Model, unique: Callable[[str], str], engine: EngineName
 ) -> None:
     """It is told as overloaded, so that the router goes on with it elsewhere; the older one is not disturbed."""
-    async with rig(new_bus, source, name=unique("tiny"), decode_pages=12) as workers:
+    async with rig(new_bus, source, name=unique("tiny"), decode_pages=12, engine=engine) as workers:
         router = workers.router
         old, young = router.ticket(prompt_of(64), 100), router.ticket(prompt_of(48, 1), 100)
         await asyncio.gather(router.run_prefill(old), router.run_prefill(young))
@@ -66,10 +71,10 @@ async def test_pages_that_run_out_cost_the_youngest_answer(
 
 
 async def test_a_full_decode_worker_is_waited_for(
-    new_bus: NewBus, source: LocalSource, model: Llama, unique: Callable[[str], str]
+    new_bus: NewBus, source: LocalSource, model: Model, unique: Callable[[str], str], engine: EngineName
 ) -> None:
     """While it is full, prefill asks again; requests behind are not blocked by it."""
-    async with rig(new_bus, source, name=unique("tiny"), decode_pages=10) as workers:
+    async with rig(new_bus, source, name=unique("tiny"), decode_pages=10, engine=engine) as workers:
         router = workers.router
         tickets = [router.ticket(prompt_of(100, seed), 20) for seed in range(4)]
         answers = await asyncio.gather(*(router.answer(ticket) for ticket in tickets))

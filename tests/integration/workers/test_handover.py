@@ -23,14 +23,14 @@ from pdbus.errors import (
     Unavailable,
 )
 from pdbus.messages.bulk import KV_FINAL, KvHead
-from pdbus.model.llama import Llama
+from pdbus.model.backend import Model
 from tests.support.asking import ids, refused
 from tests.support.handover import Hand, reserve, reserve_of
 from tests.support.llama import Runner
 from tests.support.workers import Rig, prompt_of
 
 
-async def test_a_hand_over_by_hand_is_taken_if_it_is_sound(workers: Rig, model: Llama) -> None:
+async def test_a_hand_over_by_hand_is_taken_if_it_is_sound(workers: Rig, model: Model) -> None:
     ticket = workers.router.ticket(prompt_of(20))
     hand = Hand(workers, ticket, model)
     lease = await reserve(workers, reserve_of(workers, ticket))
@@ -114,7 +114,7 @@ LIES = [
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
 async def test_a_hand_over_that_lies_fails_its_attempt_and_nothing_else(
-    workers: Rig, model: Llama, lie: Callable[[Hand], None]
+    workers: Rig, model: Model, lie: Callable[[Hand], None]
 ) -> None:
     """LESSONS 4 to 6: fail closed; never text from a wrong or incomplete KV."""
     ticket = workers.router.ticket(prompt_of(20))
@@ -138,7 +138,7 @@ async def refused_or_none(work: object) -> PdbusError | None:
     return None
 
 
-async def test_frames_for_no_lease_are_refused(workers: Rig, model: Llama) -> None:
+async def test_frames_for_no_lease_are_refused(workers: Rig, model: Model) -> None:
     """A replay after the end, a stale attempt, a session that never was (LESSONS 3 to 5)."""
     ticket = workers.router.ticket(prompt_of(20), 3)
     assert isinstance(await refused(Hand(workers, ticket, model).send()), NotFound)
@@ -148,7 +148,7 @@ async def test_frames_for_no_lease_are_refused(workers: Rig, model: Llama) -> No
     assert isinstance(await refused(reserve(workers, reserve_of(workers, ticket))), StaleAttempt)
 
 
-async def test_a_second_sender_can_not_write_into_a_lease(workers: Rig, model: Llama) -> None:
+async def test_a_second_sender_can_not_write_into_a_lease(workers: Rig, model: Model) -> None:
     ticket = workers.router.ticket(prompt_of(20))
     hand, forged = Hand(workers, ticket, model), Hand(workers, ticket, model)
     forged.bodies = [bytes(len(body)) for body in forged.bodies]
@@ -162,7 +162,7 @@ async def test_a_second_sender_can_not_write_into_a_lease(workers: Rig, model: L
     assert ids(await workers.router.rest(ticket, first=1)) == Runner(model).greedy(list(ticket.prompt), 8)[1:]
 
 
-async def test_a_run_that_differs_from_the_reservation_is_refused(workers: Rig, model: Llama) -> None:
+async def test_a_run_that_differs_from_the_reservation_is_refused(workers: Rig, model: Model) -> None:
     ticket = workers.router.ticket(prompt_of(20))
     await reserve(workers, reserve_of(workers, ticket))
     await Hand(workers, ticket, model).send()

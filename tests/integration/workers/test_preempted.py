@@ -10,7 +10,8 @@ import pytest
 
 from pdbus.errors import Overloaded
 from pdbus.kv.format import KvDtype
-from pdbus.model.llama import Llama
+from pdbus.model.backend import Model
+from pdbus.model.backends import EngineName
 from tests.support.asking import ids, until
 from tests.support.llama import Runner
 from tests.support.workers import LocalSource, NewBus, rig
@@ -20,10 +21,10 @@ PROMPTS = [random.Random(seed).choices(range(3, 320), k=30) for seed in range(4)
 
 @pytest.mark.parametrize("kv_dtype", ["fp32", "int8"])
 async def test_preempted_equals_not_preempted(
-    twin: NewBus, source: LocalSource, model: Llama, unique: Callable[[str], str], kv_dtype: KvDtype
+    twin: NewBus, source: LocalSource, model: Model, unique: Callable[[str], str], kv_dtype: KvDtype, engine: EngineName
 ) -> None:
     async with rig(
-        twin, source, name=unique("tiny"), decode_pages=12, swap_pages=40, kv_dtype=kv_dtype
+        twin, source, name=unique("tiny"), decode_pages=12, swap_pages=40, kv_dtype=kv_dtype, engine=engine
     ) as workers:  # four prompts take 8 pages, and their answers 16 in the end
         router, core = workers.router, workers.decode.core
         saved: list[int] = []

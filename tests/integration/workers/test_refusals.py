@@ -17,7 +17,7 @@ from pdbus.errors import (
     RootGone,
 )
 from pdbus.messages.workers import Resend
-from pdbus.model.llama import Llama
+from pdbus.model.backend import Model
 from pdbus.subjects import DECODE_RESEND, PREFILL_RESEND
 from tests.support.asking import ids, refused
 from tests.support.handover import reserve, reserve_of
@@ -74,7 +74,7 @@ async def test_a_ticket_that_can_not_be_served_is_refused_at_once(
     await workers.until_idle()
 
 
-async def test_one_id_sent_many_times_at_once_is_one_request(workers: Rig, model: Llama) -> None:
+async def test_one_id_sent_many_times_at_once_is_one_request(workers: Rig, model: Model) -> None:
     """LESSONS 8."""
     ticket = workers.router.ticket(prompt_of(50))
     await asyncio.gather(*(workers.router.start(ticket) for _ in range(8)))

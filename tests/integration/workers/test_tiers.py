@@ -15,7 +15,8 @@ from pdbus.context import Deadline
 from pdbus.kv.codec import export_page
 from pdbus.kv.format import KvDtype
 from pdbus.kv.prefix import PageKey, page_keys
-from pdbus.model.llama import Llama
+from pdbus.model.backend import Model
+from pdbus.model.backends import EngineName
 from pdbus.prefill.rates import Rates
 from tests.support.asking import ids, until
 from tests.support.cache_nodes import Node, cache_node
@@ -48,15 +49,24 @@ async def forget(workers: Rig, keys: tuple[PageKey, ...]) -> None:
     dropped = await core.call(lambda: core.pages.drop([key.digest for key in keys]))
     assert dropped == len(keys)
     await workers.until_idle()
-    await core.call(lambda: core.pool.bytes.fill_(0x55))
+    pool = core.pool
+    other = b"\x55" * (pool.pages * pool.format.page_bytes)
+    await core.call(lambda: pool.write_bytes(slice(None), range(pool.pages), other))
 
 
 @pytest.mark.parametrize("kv_dtype", ["fp32", "fp16", "int8"])
 async def test_every_tier_gives_the_same_answer_and_the_same_bytes(
-    source: LocalSource, model: Llama, unique: Callable[[str], str], tmp_path: Path, kv_dtype: KvDtype
+    source: LocalSource,
+    model: Model,
+    unique: Callable[[str], str],
+    tmp_path: Path,
+    kv_dtype: KvDtype,
+    engine: EngineName,
 ) -> None:
     broker = MemoryBroker()
-    async with rig(lambda: memory_bus(broker), source, name=unique("tiny"), kv_dtype=kv_dtype) as workers:
+    async with rig(
+        lambda: memory_bus(broker), source, name=unique("tiny"), kv_dtype=kv_dtype, engine=engine
+    ) as workers:
         router = workers.router
         scope = workers.prefill.versions.get(router.root).scope
         keys = page_keys(PROMPT, scope)
