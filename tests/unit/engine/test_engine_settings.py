@@ -16,8 +16,11 @@ def test_every_setting_comes_from_the_environment() -> None:
         "PDBUS_CHUNK_TOKENS": "64",
         "PDBUS_MOST_RUNNING": "5",
         "PDBUS_DEVICE": "cuda:1",
+        "PDBUS_KV_DTYPE": "int8",
+        "PDBUS_ENGINE": "torch",
     }
     found = load(PrefillSettings, environ)
+    assert (found.kv_dtype, found.engine, found.precision) == ("int8", "torch", "fp32")
     assert (found.kv_bytes, found.threads, found.chunk_tokens, found.most_running) == (1000, 3, 64, 5)
     assert found.device == "cuda:1"
 
@@ -25,7 +28,16 @@ def test_every_setting_comes_from_the_environment() -> None:
 @pytest.mark.parametrize("settings", [PrefillSettings, DecodeSettings])
 @pytest.mark.parametrize(
     "environ",
-    [{"PDBUS_KV_BYTES": "0"}, {"PDBUS_THREADS": "0"}, {"PDBUS_CHUNK_TOKENS": "15"}, {"PDBUS_MOST_RUNNING": "0"}],
+    [
+        {"PDBUS_KV_BYTES": "0"},
+        {"PDBUS_THREADS": "0"},
+        {"PDBUS_CHUNK_TOKENS": "15"},
+        {"PDBUS_MOST_RUNNING": "0"},
+        {"PDBUS_PRECISION": "int3"},
+        {"PDBUS_PRECISION": "int8", "PDBUS_ENGINE": "torch"},
+        {"PDBUS_PRECISION": "int4", "PDBUS_DEVICE": "cuda"},
+        {"PDBUS_ENGINE": "native", "PDBUS_DEVICE": "cuda"},
+    ],
     ids=str,
 )
 def test_a_value_that_can_not_work_is_refused_by_name(

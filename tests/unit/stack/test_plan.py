@@ -64,3 +64,12 @@ def test_a_path_becomes_absolute_and_a_hub_id_stays(tmp_path: Path, monkeypatch:
     (tmp_path / "model.gguf").touch()
     assert resolve_checkpoint("model.gguf") == str(tmp_path / "model.gguf")
     assert resolve_checkpoint("someone/some-model") == "someone/some-model"
+
+
+def test_precision_and_kv_dtype_are_the_engines_and_only_where_they_are_given() -> None:
+    names = {"PDBUS_PRECISION", "PDBUS_KV_DTYPE"}
+    assert not any(names & set(plan.settings) for plan in _plans(Options("x.gguf", "m")))
+    for plan in _plans(Options("x.gguf", "m", precision="int8", kv_dtype="fp16")):
+        told = {name: plan.settings[name] for name in names & set(plan.settings)}
+        engine = plan.service in {"prefill", "decode"}
+        assert told == ({"PDBUS_PRECISION": "int8", "PDBUS_KV_DTYPE": "fp16"} if engine else {})
