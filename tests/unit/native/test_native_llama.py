@@ -162,15 +162,24 @@ def test_each_layer_is_told_when_its_kv_is_final(engine: NativeEngine, checkpoin
     assert seen == [pool.layer(layer)[:3].tobytes() for layer in range(2)]
 
 
-def test_what_on_layer_raises_is_raised_by_the_step(engine: NativeEngine, checkpoints: dict[str, Checkpoint]) -> None:
+def test_what_on_layer_raises_ends_the_step_and_is_raised_by_it(
+    engine: NativeEngine, checkpoints: dict[str, Checkpoint]
+) -> None:
     model = built(checkpoints["llama"], engine, "int4-groups")
 
+    told: list[int] = []
+
     def on_layer(layer: int) -> None:
+        told.append(layer)
         raise LookupError(layer)
 
     batch = Batch(prompt(5), [SequenceSlice(0, 5, 0, [0])], [])
+    pool = NativePool(model.page_format("fp16"), 1)
+    pool.layer(1)[:] = 0x11
     with pytest.raises(LookupError):
-        model.forward(batch, NativePool(model.page_format("fp16"), 1), on_layer)
+        model.forward(batch, pool, on_layer)
+    assert told == [0]
+    assert (pool.layer(1) == 0x11).all()  # the step was left there
 
 
 def test_only_its_own_slots_are_written(engine: NativeEngine, checkpoints: dict[str, Checkpoint]) -> None:
