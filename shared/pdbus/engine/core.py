@@ -184,7 +184,9 @@ class Core:
             self._tell([LayerReady(one.sequence, layer, one.sequence.computed, one.tokens) for one in handed_over])
 
         try:
-            outcomes = compute(self.pool, group, on_layer)
+            # A step of single tokens ends sooner than the wait for Python's lock in each layer might take.
+            watched = any(chunk.tokens > 1 or chunk.sequence.handoff for chunk in group)
+            outcomes = compute(self.pool, group, on_layer if watched else None)
         except Abandoned:
             return []  # nothing was counted as computed; the next turn removes what was cancelled
         except Exception as error:

@@ -19,7 +19,7 @@ class Abandoned(Exception):
     """Raised by `on_layer` to leave a pass in its middle."""
 
 
-def compute(pool: PagePool, chunks: Many[Chunk], on_layer: Callable[[int], None]) -> list[Produced | Ended]:
+def compute(pool: PagePool, chunks: Many[Chunk], on_layer: Callable[[int], None] | None) -> list[Produced | Ended]:
     """Computes the chunks, whose KV is in the pool afterwards, and samples for those that reach their sequence's end.
 
     Returns what each of those produced, or why it failed. Counts nothing as computed: that is the scheduler's."""

@@ -30,10 +30,11 @@ class Model:
         self.logits[token] = 1.0
         self.on_pass = on_pass
 
-    def forward(self, batch: Batch, pool: Any, on_layer: Callable[[int], None]) -> np.ndarray:
-        on_layer(0)
+    def forward(self, batch: Batch, pool: Any, on_layer: Callable[[int], None] | None) -> np.ndarray:
+        told = on_layer or (lambda layer: None)
+        told(0)
         self.on_pass()
-        on_layer(1)
+        told(1)
         return np.tile(self.logits, (len(batch.logit_rows), 1))
 
 

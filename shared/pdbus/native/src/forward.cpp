@@ -5,50 +5,19 @@
 
 #include <cmath>
 #include <cstring>
-#include <memory>
 #include <stdexcept>
 
-#include "attention.h"
 #include "linear.h"
 #include "rows.h"
+#include "step_attention.h"
 
 namespace pd {
-
-// Memory that grows and is used again from step to step.
-template <class T>
-class Buffer {
-  public:
-    T* at_least(size_t count) {
-        if (count > size_) {
-            data_.reset(static_cast<T*>(::operator new[](count * sizeof(T) + 64, std::align_val_t(64))));
-            size_ = count;
-        }
-        return data_.get();
-    }
-
-  private:
-    struct Free {
-        void operator()(T* p) const { ::operator delete[](p, std::align_val_t(64)); }
-    };
-    std::unique_ptr<T, Free> data_;
-    size_t size_ = 0;
-};
-
-struct Engine {
-    Engine(int count, int spins) : threads(count, spins) {}
-    Threads threads;
-    Buffer<float> stream, heads, seen, inner, angles, wanted, scales, partial, normed;
-    Buffer<int8_t> bytes;
-    Buffer<int32_t> sums;
-    std::vector<QueryTile> tiles;
-    std::vector<int> tile_at;  // a tile's first row
-    std::vector<int32_t> positions;
-};
 
 class Step {
   public:
     Step(Engine& engine, const PdModel& model, const PdPool& pool, const PdBatch& batch)
-        : engine_(engine), threads_(engine.threads), model_(model), pool_(pool), batch_(batch), rows_(batch.tokens) {}
+        : engine_(engine), threads_(engine.threads), model_(model), pool_(pool), batch_(batch),
+          attention_(engine, model, pool, batch), rows_(batch.tokens) {}
 
     void run(PdOnLayer on_layer, float* logits, int32_t* greedy) {
         begin();
@@ -59,7 +28,8 @@ class Step {
             if (on_layer && on_layer(index)) return;
             if (index == model_.layer_count - 1) keep_wanted_rows();
             if (rows_ == 0) return;
-            attend(index, layer);
+            if (index == 0 && model_.layer_count > 1) attention_.cut();
+            attention_.run(index, layer.window, heads_, seen_);
             linear(layer.out, seen_, q_width(), Then::ADD, x_, model_.hidden);
             mlp(layer);
         }
@@ -179,117 +149,19 @@ class Step {
 
     // The last layer computes only those rows whose logits are wanted, once all of its K and V are stored.
     void keep_wanted_rows() {
-        engine_.tiles.clear();
-        engine_.tile_at.clear();
+        attention_.clear();
         float* kept = engine_.wanted.at_least(size_t(batch_.logit_rows) * (model_.hidden + qkv_width()));
         float* kept_heads = kept + size_t(batch_.logit_rows) * model_.hidden;
         for (int i = 0; i < batch_.logit_rows; i++) {
             const int row = batch_.logit_row[i];
             std::memcpy(kept + size_t(i) * model_.hidden, x_ + size_t(row) * model_.hidden, model_.hidden * sizeof(float));
             std::memcpy(kept_heads + size_t(i) * qkv_width(), heads_ + size_t(row) * qkv_width(), qkv_width() * sizeof(float));
-            add_tile(i, 1, engine_.positions[row], sequence_of(row));
+            attention_.add(i, 1, engine_.positions[row], sequence_of(row));
         }
         x_ = kept;
         heads_ = kept_heads;
         rows_ = batch_.logit_rows;
         seen_ = engine_.seen.at_least(size_t(rows_) * q_width());
-    }
-
-    void add_tile(int row, int tokens, int position, const PdSequence& one) {
-        QueryTile tile{};
-        tile.q_stride = qkv_width();
-        tile.tokens = tokens;
-        tile.group = model_.heads / model_.kv_heads;
-        tile.position = position;
-        tile.pages = batch_.page_ids + one.page_at;
-        engine_.tiles.push_back(tile);
-        engine_.tile_at.push_back(row);
-    }
-
-    void attend(int index, const PdLayer& layer) {
-        if (index == 0 && model_.layer_count > 1) cut_tiles();
-        switch (pool_.type) {
-            case PD_KV_F32: return attend_as<Float32>(index, layer);
-            case PD_KV_F16: return attend_as<Float16>(index, layer);
-            default: return attend_as<Int8>(index, layer);
-        }
-    }
-
-    void cut_tiles() {
-        engine_.tiles.clear();
-        engine_.tile_at.clear();
-        const int most = std::max(1, WANTED_ROWS / (model_.heads / model_.kv_heads));
-        for (int s = 0; s < batch_.sequences; s++) {
-            const PdSequence& one = batch_.sequence[s];
-            for (int i = 0; i < one.length; i += most)
-                add_tile(one.start + i, std::min(most, one.length - i), one.past + i, one);
-        }
-    }
-
-    // A piece is a tile, a KV head and, where there are few of those, a block of keys.
-    template <class Kv>
-    void attend_as(int index, const PdLayer& layer) {
-        const int d = model_.head_dim, group = model_.heads / model_.kv_heads;
-        const int tiles = int(engine_.tiles.size()), pairs = tiles * model_.kv_heads;
-        for (QueryTile& tile : engine_.tiles) tile.window = layer.window;
-        if (pairs >= 8 * threads_.count()) {
-            // the long ones first: they are the last of each sequence
-            threads_.run(pairs, [&](int piece) {
-                const int t = tiles - 1 - piece / model_.kv_heads, h = piece % model_.kv_heads;
-                alignas(64) float peak[TILE_ROWS], total[TILE_ROWS], value[TILE_ROWS * MOST_HEAD_DIM];
-                const QueryTile tile = at_head(t, h);
-                Joined joined[TILE_ROWS];
-                zero_rows(t, h);
-                for (int block = tile.first_block(); block < tile.blocks(); block++) {
-                    attend_block<Kv>(tile, pool_, index, h, d, block, {peak, total, value});
-                    for (int r = 0; r < tile.rows(); r++)
-                        joined[r].join(peak[r], total[r], value + size_t(r) * d, seen_row(t, h, r), d);
-                }
-                for (int r = 0; r < tile.rows(); r++) joined[r].finish(seen_row(t, h, r), d);
-            });
-            return;
-        }
-        int most = 0;
-        for (const QueryTile& tile : engine_.tiles) most = std::max(most, tile.blocks());
-        const size_t row_size = 2 + d;
-        float* partial = engine_.partial.at_least(size_t(pairs) * most * TILE_ROWS * row_size);
-        auto part = [&](int pair, int block) -> Partial {
-            float* base = partial + (size_t(pair) * most + block) * TILE_ROWS * row_size;
-            return {base, base + TILE_ROWS, base + 2 * TILE_ROWS};
-        };
-        threads_.run(pairs * most, [&](int piece) {
-            const int pair = piece % pairs, block = piece / pairs, t = pair / model_.kv_heads, h = pair % model_.kv_heads;
-            const QueryTile tile = at_head(t, h);
-            if (block < tile.first_block() || block >= tile.blocks()) return;
-            attend_block<Kv>(tile, pool_, index, h, d, block, part(pair, block));
-        });
-        for (int pair = 0; pair < pairs; pair++) {
-            const int t = pair / model_.kv_heads, h = pair % model_.kv_heads;
-            const QueryTile tile = at_head(t, h);
-            zero_rows(t, h);
-            for (int r = 0; r < tile.tokens * group; r++) {
-                Joined joined;
-                for (int block = tile.first_block(); block < tile.blocks(); block++) {
-                    Partial one = part(pair, block);
-                    joined.join(one.peak[r], one.total[r], one.value + size_t(r) * d, seen_row(t, h, r), d);
-                }
-                joined.finish(seen_row(t, h, r), d);
-            }
-        }
-    }
-
-    QueryTile at_head(int t, int kv_head) const {
-        QueryTile tile = engine_.tiles[t];
-        tile.q = heads_ + size_t(engine_.tile_at[t]) * qkv_width() + kv_head * tile.group * model_.head_dim;
-        return tile;
-    }
-    float* seen_row(int t, int kv_head, int r) const {
-        const QueryTile& tile = engine_.tiles[t];
-        return seen_ + size_t(engine_.tile_at[t] + r / tile.group) * q_width() + (kv_head * tile.group + r % tile.group) * model_.head_dim;
-    }
-    void zero_rows(int t, int kv_head) const {
-        for (int r = 0; r < engine_.tiles[t].rows(); r++)
-            std::memset(seen_row(t, kv_head, r), 0, model_.head_dim * sizeof(float));
     }
 
     void mlp(const PdLayer& layer) {
@@ -310,6 +182,7 @@ class Step {
     const PdModel& model_;
     const PdPool& pool_;
     const PdBatch& batch_;
+    StepAttention attention_;
     int rows_;
     float *x_ = nullptr, *heads_ = nullptr, *seen_ = nullptr, *angles_ = nullptr;
 };
