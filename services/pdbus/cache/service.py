@@ -25,6 +25,7 @@ from pdbus.context import Deadline
 from pdbus.messages.presence import Card, Load
 from pdbus.runtime import Service
 from pdbus.subjects import CACHE_DELETE, CACHE_GET, CACHE_PUT, CACHE_SCAN
+from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class CacheService(Service[CacheSettings]):
             await stack.enter_async_context(self.invalidations)
             await self._serve(stack)
             sweeper = asyncio.create_task(self._sweep())
-            stack.push_async_callback(_cancelled, sweeper)
+            stack.push_async_callback(cancelled, sweeper)
             self._stack = stack.pop_all()
         return self
 
@@ -125,8 +126,3 @@ def _disk_tier(settings: CacheSettings) -> DiskTier | None:
     most_entries = int(settings.cache_bytes * _DISK_INDEX_SHARE) // RECORD_BYTES
     wall_s = time.time() - time.monotonic()
     return DiskTier(DiskStore(settings.data / "kv", settings.disk_bytes, most_entries, wall_s))
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

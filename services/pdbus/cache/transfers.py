@@ -33,7 +33,7 @@ class Item:
 
 
 class Transfers:
-    """`limit_bytes`: of values on their way, in each direction."""
+    """`limit_bytes`: of unpacked values on their way, in each direction."""
 
     def __init__(self, bus: Bus, limit_bytes: int) -> None:
         self._bus = bus
@@ -45,7 +45,7 @@ class Transfers:
 
     def send(self, address: str, stream: str, items: list[Item], deadline: Deadline) -> bool:
         """Begins to send values to a reader's stream. False: too much is on its way already."""
-        size = sum(item.size for item in items)
+        size = max(item.size for item in items)  # they are loaded one at a time
         return self._sends.start(size, partial(self._send, address, stream, items, deadline))
 
     async def take(self, size: int, keep: Callable[[bytes], Awaitable[None]], deadline: Deadline) -> str:

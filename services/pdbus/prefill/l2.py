@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import Sequence as Many
 from types import TracebackType
@@ -24,6 +25,8 @@ from pdbus.peers.cache import CacheRing
 from pdbus.prefill.rates import Rates
 from pdbus.prefill.write_back import WriteBack, material
 from pdbus.telemetry import meter
+
+log = logging.getLogger(__name__)
 
 _BATCH_BYTES = 4 << 20
 """Of one read: enough to make the round trip cheap, and little to lose with it."""
@@ -125,7 +128,8 @@ class PrefixTier:
                 break
             try:
                 import_page(self._core.pool, page, value)
-            except Corrupt:
+            except Corrupt as error:
+                log.warning("a cached page can't be used: %s", error.message)
                 break
             taken += 1
             await asyncio.sleep(0)  # a page takes a while to copy: tokens go first

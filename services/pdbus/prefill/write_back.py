@@ -16,6 +16,7 @@ from pdbus.kv.codec import export_page
 from pdbus.kv.prefix import PageKey
 from pdbus.messages.common import Digest
 from pdbus.peers.cache import CacheRing
+from pdbus.tasks import cancelled
 
 TTL_S = 3600.0
 _MOST_WAITING = 4096
@@ -52,8 +53,7 @@ class WriteBack:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
 
     def put(self, keys: Iterable[PageKey], root: Digest, ctx: RequestContext, *, hot: bool) -> None:
         """Pages that are published in the pool. `hot`: worth a part of the time in which something is computed."""

@@ -19,6 +19,7 @@ from pdbus.router.placement import Pair
 from pdbus.router.reorder import InOrder
 from pdbus.router.tokens import TokenHub
 from pdbus.subjects import DECODE_RESEND, DECODE_RUN, PREFILL_RESEND, PREFILL_RUN, To
+from pdbus.tasks import cancelled
 
 Q = TypeVar("Q")
 
@@ -71,9 +72,7 @@ class Attempt:
             if reason is None:
                 reason = "deadline" if self._ctx.deadline.passed else "client_gone"
             hub.cancels.send(self.ticket, (self.pair.prefill, self.pair.decode), reason)
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await cancelled(*self._tasks)
             if self._over.done() and not self._over.cancelled():
                 self._over.exception()  # told, or no longer wanted
 

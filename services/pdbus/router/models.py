@@ -23,6 +23,7 @@ from pdbus.model.config import ModelConfig, from_hf
 from pdbus.model.scope import prefix_scope
 from pdbus.router.chat_template import ChatTemplate
 from pdbus.router.tokenizer import Tokenizer, stop_ids
+from pdbus.tasks import cancelled
 from pdbus.weights.history import History
 from pdbus.weights.layer import META, layer_of
 from pdbus.weights.manifest import Manifest
@@ -104,10 +105,10 @@ class Models:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop_following()
-        self._keeping.cancel()
+        await cancelled(self._keeping)
         for load in self._loads.values():
             load.cancel()
-        await asyncio.gather(self._keeping, *self._loads.values(), return_exceptions=True)
+        await asyncio.gather(*self._loads.values(), return_exceptions=True)  # failed ones have been told
 
     @property
     def refs(self) -> Mapping[str, Digest]:

@@ -34,7 +34,7 @@ class Refused(PdbusError):
 class Chat:
     """Keeps the messages of one conversation."""
 
-    def __init__(self, url: str, temperature: float = 0.2, max_tokens: int = 1024) -> None:
+    def __init__(self, url: str, temperature: float = 0.2, max_tokens: int = 512) -> None:
         self._temperature = temperature
         self._max_tokens = max_tokens
         parts = urlsplit(url if "://" in url else f"http://{url}")

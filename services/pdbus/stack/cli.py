@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     chat.add_argument("prompt", nargs="?", help="ask this and leave; without it: a conversation")
     chat.add_argument("--url", help="of an OpenAI-compatible server (default: the stack of the data folder)")
     chat.add_argument("--temperature", type=float, default=0.2, help="small models wander at 1 (default: %(default)s)")
-    chat.add_argument("--max-tokens", type=_tokens, default=1024, help="of one answer (default: %(default)s)")
+    chat.add_argument("--max-tokens", type=_tokens, default=512, help="of one answer (default: %(default)s)")
     _data(chat)
 
     status = commands.add_parser("status", help="services, versions and load")

@@ -14,6 +14,7 @@ from pdbus.context import Deadline
 from pdbus.errors import DeadlineExceeded
 from pdbus.messages.presence import Card
 from pdbus.subjects import ANY, PRESENCE
+from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +43,7 @@ class Presence:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
 
     async def _run(self) -> None:
         while True:
@@ -109,9 +108,7 @@ class Fleet:
     async def __aexit__(self, *_: object) -> None:
         if self._registration:
             await self._registration.close()
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
 
     def _on_card(self, card: Card) -> None:
         self._tell(self._table.see(card, time.monotonic()))

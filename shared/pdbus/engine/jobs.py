@@ -20,6 +20,7 @@ from pdbus.messages.common import session_of
 from pdbus.messages.router import TokenItem
 from pdbus.messages.workers import Cancel
 from pdbus.subjects import CANCEL
+from pdbus.tasks import cancelled
 from pdbus.telemetry import WorkerMetrics, tracer
 
 log = logging.getLogger(__name__)
@@ -94,10 +95,7 @@ class Jobs(Generic[J]):
             await asyncio.wait([job.task for job in self])
 
     async def close(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*self._tasks)
 
     async def _live(self, job: J) -> None:
         attributes: dict[str, AttributeValue] = {

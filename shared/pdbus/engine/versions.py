@@ -23,6 +23,7 @@ from pdbus.kv.format import PageFormat
 from pdbus.messages.common import Digest
 from pdbus.model.backend import Backend
 from pdbus.model.config import ModelConfig
+from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -103,9 +104,7 @@ class Versions:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await cancelled(self._task)
         for wish in self._wishes.values():
             wish.loaded.cancel()
         if self._opening:  # compiling can't be stopped in its middle

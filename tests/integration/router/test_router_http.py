@@ -307,6 +307,16 @@ async def test_the_same_idempotency_key_gives_the_same_answer(http: aiohttp.Clie
     assert (status, told["error"]["code"]) == (409, "conflict")
 
 
+async def test_an_invalid_request_leaves_its_idempotency_key_free(http: aiohttp.ClientSession, r: Rig):
+    for _ in range(2):
+        refused = [_post(http, r, BODY | {"max_tokens": 10**6}, Idempotency_Key="k") for _ in range(3)]
+        assert {status for status, _, _ in await asyncio.gather(*refused)} == {400}
+    status, _, _ = await _post(http, r, Idempotency_Key="k")
+    assert status == 200
+    status, _, _ = await _post(http, r, BODY | {"max_tokens": 10**6}, Idempotency_Key="k")
+    assert status == 409, "used by now"
+
+
 async def test_tokens_leave_at_once_and_each_frame_in_one_piece(r: Rig):
     """No Nagle stall (a delayed acknowledgement costs 40 ms), and no event in two writes."""
     for worker in r.workers:
