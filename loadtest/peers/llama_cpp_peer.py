@@ -1,4 +1,4 @@
-"""llama.cpp by its Python binding: Q4_1 as the default file is, and Q4_0, Q8_0 and fp32 made from it by its quantiser."""
+"""llama.cpp by its Python binding: Q4_1 as the default file is; Q4_0, Q8_0 and fp32 made from it by its quantiser."""
 
 from __future__ import annotations
 
@@ -104,7 +104,10 @@ class LlamaCpp:
         if self.kind in sources.gguf.stem.lower():
             return sources.gguf
         source = sources.gguf
-        return made_once(sources.cache / f"llama-cpp-{self.kind}", lambda folder: _quantise(source, folder, self.kind)) / "model.gguf"
+        return (
+            made_once(sources.cache / f"llama-cpp-{self.kind}", lambda folder: _quantise(source, folder, self.kind))
+            / "model.gguf"
+        )
 
     def open(self, path: Path, sources: Sources, threads: int) -> _LlamaCpp:
         llama_cpp.llama_backend_init()
@@ -115,5 +118,7 @@ def _quantise(source: Path, folder: Path, kind: Kind) -> None:
     params = llama_cpp.llama_model_quantize_default_params()
     # The file is quantised already: what comes out are its very values, as near as the new format holds them.
     params.ftype, params.allow_requantize, params.nthread = _FTYPES[kind], True, 2
-    if code := llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(folder / "model.gguf"), ctypes.byref(params)):
+    if code := llama_cpp.llama_model_quantize(
+        os.fsencode(source), os.fsencode(folder / "model.gguf"), ctypes.byref(params)
+    ):
         raise Unusable(f"its quantiser failed with {code}")

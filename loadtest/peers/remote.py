@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,20 +48,27 @@ async def prepare(python: str, name: str, sources: Sources) -> Path:
 async def serving(python: str, name: str, sources: Sources, path: Path, threads: int) -> AsyncIterator[Remote]:
     """An engine, loaded. Raises Unusable with the reason."""
     options = ("--path", str(path), "--threads", str(threads))
-    async with _process(python, "serve", name, sources, options) as process:
+    # Some take the number of threads from nowhere else.
+    env = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    async with _process(python, "serve", name, sources, options, env) as process:
         ready = await _reply(process, _LOAD_S)
         yield Remote(process, Weights(**ready["weights"]), ready["peak_bytes"])
 
 
 @asynccontextmanager
 async def _process(
-    python: str, what: str, name: str, sources: Sources, options: Sequence[str] = ()
+    python: str,
+    what: str,
+    name: str,
+    sources: Sources,
+    options: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     argv = [python, "-m", "loadtest.peers", what, name, "--folder", str(sources.folder), "--cache", str(sources.cache)]
     argv += ["--gguf", str(sources.gguf)] if sources.gguf else []
     pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
-        *argv, *options, stdin=pipe, stdout=pipe, stderr=nothing, limit=_LINE_BYTES
+        *argv, *options, stdin=pipe, stdout=pipe, stderr=nothing, limit=_LINE_BYTES, env=env
     )
     try:
         yield process

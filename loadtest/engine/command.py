@@ -1,0 +1,101 @@
+"""Arguments, the run, and its report."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from loadtest.engine.columns import COLUMNS, Column, chosen
+from loadtest.engine.rounds import Subject, run_rounds
+from loadtest.engine.subjects import ProcessSubject, StackSubject
+from loadtest.engine.table import Comparison, render
+from loadtest.machine import describe, read_bandwidth
+from loadtest.peers.base import Shape, Sources
+from loadtest.peers.catalog import CATALOG
+from loadtest.peers.hf_folder import hf_folder
+from loadtest.prompts import Prompts
+from pdbus.model.default import default_checkpoint
+
+_NAMED = ("llama.cpp Q4_1", "llama.cpp Q4_0")
+"""Peers that each get a ratio of their own: the default model's file as it is, and its fastest relative."""
+_WEIGHT_BITS = {"fp32": 32.0}
+_KV_BYTES = {"fp32": 4}
+
+
+def arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest engine",
+        description="Our engine in process and through the whole stack, and other engines beside it.",
+    )
+    parser.add_argument("--peers", action="store_true", help="also every other engine that is installed")
+    parser.add_argument("--columns", nargs="+", default=[], metavar="NAME", help=" ".join(c.name for c in COLUMNS))
+    parser.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="rows whose name holds one of these")
+    parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="of each engine (default: %(default)s)")
+    parser.add_argument("--model", type=Path, help="folder or GGUF file (default: the stack's default model)")
+    parser.add_argument("--cache", type=Path, help="where converted weights are kept (default: a temporary folder)")
+    parser.add_argument(
+        "--peers-python", default=sys.executable, metavar="PATH", help="interpreter that has the peers (default: this)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    given = parser.parse_args(argv)
+    try:
+        given.columns = chosen(given.columns)
+    except ValueError as error:
+        parser.error(str(error))
+    if given.rounds < 1 or given.threads < 1:
+        parser.error("rounds and threads must be positive")
+    return given
+
+
+def main(argv: list[str]) -> int:
+    given = arguments(argv)
+    with tempfile.TemporaryDirectory(prefix="pdbus-peers-") as scratch:
+        comparison, about = asyncio.run(compare(given, given.cache or Path(scratch)))
+    print(render(comparison, _NAMED))
+    if given.json:
+        given.json.write_text(json.dumps({"machine": about, **comparison.as_json()}, indent=2) + "\n")
+    return 0 if any(row.figures for row in comparison.rows) else 1
+
+
+async def compare(given: argparse.Namespace, cache: Path) -> tuple[Comparison, dict[str, object]]:
+    checkpoint = (given.model or default_checkpoint()).resolve()
+    prompts = Prompts.of(checkpoint)
+    subjects, ours = rows(given, checkpoint, cache, prompts)
+    about = {**describe(), "threads": given.threads, "rounds": given.rounds, "model": checkpoint.name}
+    tell(f"{about['cpu']}, {about['cores']} cores, load average {about['load_average']}, {given.threads} threads")
+    bandwidth = read_bandwidth(given.threads)
+    columns: tuple[Column, ...] = given.columns
+    found = await run_rounds(subjects, columns, given.rounds, prompts.draw, tell)
+    # Noise of others can only slow the memory test down.
+    bandwidth = max(bandwidth, read_bandwidth(given.threads))
+    about["load_average_after"] = describe()["load_average"]
+    return Comparison.of(columns, found, ours, bandwidth), about
+
+
+def rows(
+    given: argparse.Namespace, checkpoint: Path, cache: Path, prompts: Prompts
+) -> tuple[list[Subject], frozenset[str]]:
+    """The subjects, and the names of ours among them."""
+    sources = Sources(checkpoint if checkpoint.is_file() else None, hf_folder(checkpoint, cache), cache)
+    subjects: list[Subject] = []
+    ours = []
+    for name, entry in CATALOG.items():
+        if entry.ours:
+            precision = entry.arguments[0]
+            weights = Shape.of(prompts.config).weights(_WEIGHT_BITS[precision], _KV_BYTES[precision])
+            subjects.append(ProcessSubject(name, sys.executable, sources, given.threads))
+            subjects.append(StackSubject(f"{name}, whole stack", checkpoint, precision, weights))
+            ours += [name, f"{name}, whole stack"]
+        elif given.peers:
+            subjects.append(ProcessSubject(name, given.peers_python, sources, given.threads))
+    wanted = [s for s in subjects if not given.only or any(text in s.name for text in given.only)]
+    return wanted, frozenset(ours)
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,121 @@
+"""From rows to the comparison: medians, the best peer of each column, ratios, shares of the bandwidth. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from loadtest.engine.columns import Column, bandwidth_share
+from loadtest.engine.rounds import Row
+
+RSS = "peak RSS MB"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`ours`: names of the rows that are compared; all others are peers."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    ours: frozenset[str]
+    bytes_per_s: float
+
+    @classmethod
+    def of(
+        cls, columns: Sequence[Column], rows: Sequence[Row], ours: Collection[str], bytes_per_s: float
+    ) -> Comparison:
+        return cls(tuple(columns), tuple(rows), frozenset(ours), bytes_per_s)
+
+    def medians(self) -> dict[str, dict[str, float]]:
+        """Row -> column -> median of its rounds, and its peak memory; rows without a figure are left out."""
+        found = {row.name: {name: median(values) for name, values in row.figures.items()} for row in self.rows}
+        for row in self.rows:
+            if found[row.name] and row.peak_bytes:
+                found[row.name][RSS] = row.peak_bytes / 1e6
+        return {name: figures for name, figures in found.items() if figures}
+
+    def best(self) -> dict[str, tuple[str, float]]:
+        """Column -> (peer, figure): the largest rate, the smallest memory."""
+        peers = {name: figures for name, figures in self.medians().items() if name not in self.ours}
+        best = {}
+        for column in (*(column.name for column in self.columns), RSS):
+            known = [(name, figures[column]) for name, figures in peers.items() if column in figures]
+            if known:
+                best[column] = (min if column == RSS else max)(known, key=lambda pair: pair[1])
+        return best
+
+    def ratios(self, peer: str = "") -> dict[str, dict[str, float]]:
+        """Our rows -> column -> ratio to the best peer of the column, or to one peer."""
+        medians = self.medians()
+        against = {name: figure for name, (_, figure) in self.best().items()} if not peer else medians.get(peer, {})
+        return {
+            name: {column: figure / against[column] for column, figure in figures.items() if against.get(column)}
+            for name, figures in medians.items()
+            if name in self.ours
+        }
+
+    def shares(self) -> dict[str, dict[str, float]]:
+        """Row -> decode column -> share of the machine's memory bandwidth."""
+        medians, shares = self.medians(), {}
+        for row in self.rows:
+            if row.weights and row.name in medians:
+                shares[row.name] = {
+                    column.name: bandwidth_share(column, medians[row.name][column.name], row.weights, self.bytes_per_s)
+                    for column in self.columns
+                    if column.decode and column.name in medians[row.name]
+                }
+        return shares
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "medians": self.medians(),
+            "best_peer": self.best(),
+            "ratio_to_best": self.ratios(),
+            "bandwidth_bytes_per_s": self.bytes_per_s,
+            "bandwidth_share": self.shares(),
+            "rows": [asdict(row) for row in self.rows],
+        }
+
+
+def render(comparison: Comparison, others: Sequence[str] = ()) -> str:
+    """Markdown: the figures, then the ratios to the best peer and to each of `others`, then the bandwidth shares."""
+    names = [column.name for column in comparison.columns]
+    best = {column: name for column, (name, _) in comparison.best().items()}
+    rows = [
+        [name, *(_bold(f"{figures[c]:.0f}", best.get(c) == name) if c in figures else "–" for c in (*names, RSS))]
+        for name, figures in comparison.medians().items()
+    ]
+    text = markdown(["engine", *names, RSS], rows)
+    for peer in ("", *others):
+        if rows := [
+            [f"{name} ÷ {peer or 'best peer'}", *(f"{ratios[c]:.2f}" if c in ratios else "–" for c in (*names, RSS))]
+            for name, ratios in comparison.ratios(peer).items()
+            if ratios
+        ]:
+            text += "\n\n" + markdown(["ratio", *names, RSS], rows)
+    decode = [column.name for column in comparison.columns if column.decode]
+    shares = [[name, *(f"{s[c]:.0%}" if c in s else "–" for c in decode)] for name, s in comparison.shares().items()]
+    if decode and shares:
+        head = [f"share of {comparison.bytes_per_s / 1e9:.1f} GB/s", *decode]
+        text += "\n\n" + markdown(head, shares)
+    left_out = [f"left out: {row.name}: {row.unusable}" for row in comparison.rows if row.unusable]
+    return "\n\n".join([text, *left_out])
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose columns also line up as plain text."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    rule = ["-" * width for width in widths]
+    lines = [head, rule, *rows]
+    return "\n".join(
+        "| "
+        + " | ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
+        + " |"
+        for line in lines
+    )
+
+
+def _bold(text: str, really: bool) -> str:
+    return f"**{text}**" if really else text
