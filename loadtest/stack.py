@@ -19,7 +19,7 @@ from loadtest.machine import peak_bytes
 _READY_S = 180.0
 _END_S = 40.0
 _LOOK_S = 0.1
-_TOLD = 6
+_TOLD = 3
 
 
 class Refused(Exception):
@@ -57,6 +57,20 @@ class Stack:
     def peaks(self) -> dict[str, int]:
         """Bytes that each process had resident at most."""
         return {name: peak_bytes(pid) for name, pid in self.pids().items()}
+
+    async def restart(self, *services: str) -> None:
+        """Ends the processes of these kinds as SIGTERM does, and waits until the launcher has brought up others.
+
+        Raises Refused where they don't come back in time."""
+        before = {name: pid for service in services for name, pid in self.pids(service).items()}
+        for pid in before.values():
+            os.kill(pid, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(_READY_S):
+                while any(self.pids().get(name) == pid for name, pid in before.items()):  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK_S)
+        except TimeoutError:
+            raise Refused(f"{', '.join(before)} did not start again") from None
 
 
 @asynccontextmanager

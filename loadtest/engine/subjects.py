@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 
-from loadtest.client import Observation, ask, session
+from loadtest.asking import Failed, at_once
+from loadtest.client import Observation, session
 from loadtest.engine.rounds import Running
 from loadtest.machine import peak_bytes
 from loadtest.peers.base import Prompts, Sources, Timing, Unusable, Weights
 from loadtest.peers.remote import prepare, serving
-from loadtest.prompts import completion
 from loadtest.stack import Refused, Stack, stack
-
-_ANSWER_S = 300.0
 
 
 @dataclass
@@ -71,16 +67,13 @@ class _RunningStack:
         return max((peak_bytes(pid) for pid in self.stack.pids("decode").values()), default=0)
 
     async def generate(self, prompts: Prompts, new_tokens: int) -> Timing:
-        model, start = self.stack.model, time.perf_counter()
-        bodies = [completion(model, list(prompt), new_tokens) for prompt in prompts]
-        asked = (ask(self.http, self.stack.url, body, 0.0, start, _ANSWER_S) for body in bodies)
-        return timing(await asyncio.gather(*asked))
+        try:
+            return timing(await at_once(self.http, self.stack, prompts, new_tokens))
+        except Failed as error:
+            raise Unusable(str(error)) from None
 
 
-def timing(answers: list[Observation]) -> Timing:
-    """Of answers that were asked for at moment 0. Raises Unusable if one failed."""
-    for answer in answers:
-        if answer.error or not answer.chunks_s:
-            raise Unusable(f"an answer failed: {answer.error or 'it has no text'}")
+def timing(answers: Sequence[Observation]) -> Timing:
+    """Of answers that were asked for at moment 0; at least one, and none without text."""
     last = max(answer.chunks_s[-1] for answer in answers)
     return Timing(min(answer.chunks_s[0] for answer in answers), last, answers[0].output_tokens)

@@ -29,6 +29,13 @@ class Rig:
     """Of the routers."""
     stamps: Path
     """Where the workers write, when they end, at what moment each token left them (loadtest/router/workers.py)."""
+    _workers: asyncio.subprocess.Process
+
+    async def end(self) -> None:
+        """Ends the workers, so that their stamps are there."""
+        self._workers.terminate()
+        async with asyncio.timeout(_END_S):
+            await self._workers.wait()
 
 
 @asynccontextmanager
@@ -49,16 +56,18 @@ async def rig(routers: int, step_s: float = 0.0) -> AsyncIterator[Rig]:
         }
         stamps = folder / "stamps.json"
 
-        async def start(id: str, arguments: Sequence[str], **more: str) -> None:
+        async def start(id: str, arguments: Sequence[str], **more: str) -> asyncio.subprocess.Process:
             env = {**os.environ, **common, "PDBUS_ID": id, "PDBUS_DATA": str(folder / id), **more}
-            await stack.enter_async_context(_process(arguments, env, lifeline))
+            return await stack.enter_async_context(_process(arguments, env, lifeline))
 
         await start("param-server-1", ["-m", "pdbus.param_server"], PDBUS_CHECKPOINT=str(checkpoint))
         for number in range(routers):
             await start(f"router-{number}", ["-m", "pdbus.router"])
-        await start("workers", ["-m", "loadtest.router.workers", "--step-s", str(step_s), "--stamps", str(stamps)])
+        workers = await start(
+            "workers", ["-m", "loadtest.router.workers", "--step-s", str(step_s), "--stamps", str(stamps)]
+        )
         urls = await _urls(nats.url, routers)
-        yield Rig(urls, stamps)
+        yield Rig(urls, stamps, workers)
 
 
 async def _urls(nats_url: str, routers: int) -> tuple[str, ...]:
@@ -73,13 +82,15 @@ async def _urls(nats_url: str, routers: int) -> tuple[str, ...]:
 
 
 @asynccontextmanager
-async def _process(arguments: Sequence[str], env: dict[str, str], lifeline: int) -> AsyncIterator[None]:
+async def _process(
+    arguments: Sequence[str], env: dict[str, str], lifeline: int
+) -> AsyncIterator[asyncio.subprocess.Process]:
     nothing = asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, env=env, pass_fds=(lifeline,), stdin=nothing, stdout=nothing, stderr=nothing
     )
     try:
-        yield
+        yield process
     finally:
         if process.returncode is None:
             with suppress(ProcessLookupError):
