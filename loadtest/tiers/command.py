@@ -104,11 +104,8 @@ def render(found: dict[str, Any]) -> str:
         for tier, f in found["tiers"].items()
     ]
     lines = [markdown(["prefix from", "first token ms", "times below cold", "cached tokens"], rows)]
-    lines += [
-        f"{tier}: nothing was found there"
-        for tier, f in found["tiers"].items()
-        if tier != "cold" and not f["cached_tokens"]
-    ]
+    empty = [tier for tier, f in found["tiers"].items() if tier != "cold" and not f["cached_tokens"]]
+    lines += [f"{tier}: nothing was found there" for tier in empty]
     trace = found["trace"]
     l2 = "nothing was left to it" if trace["from_l2"] is None else f"{trace['from_l2']:.0%}"
     lines.append(

@@ -20,7 +20,6 @@ _NEW_TOKENS = 2
 _BACK_S = 90.0
 _WRITE_BACK_S = 4.0
 """Pages go to the cache nodes behind the requests: how long that may take."""
-_DROP = Path("/proc/sys/vm/drop_caches")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ async def ask(
 async def phases(
     http: aiohttp.ClientSession, stack: Stack, prompts: Prompts, labels: Sequence[str], tokens: int
 ) -> list[Sample]:
-    """Each prefix cold, then from L1, from L2 after the workers were replaced, and from L3 after the cache nodes were."""
+    """Each prefix cold, then from L1, from L2 once the workers are new ones, and from L3 once the cache nodes are too."""
     found = []
     for tier in ("cold", "L1", "L2", "L3"):
         if tier in ("L2", "L3"):
@@ -52,7 +51,7 @@ async def phases(
             await stack.restart("prefill", "decode", *(["cache"] if tier == "L3" else []))
             await answering(http, stack, prompts, f"{labels[0]}/{tier}")
         if tier == "L3":
-            drop_page_cache()
+            drop_page_cache(stack.data)
         found += [await ask(http, stack, prompts, label, tokens, tier) for label in labels]
     return found
 
@@ -71,11 +70,10 @@ async def answering(http: aiohttp.ClientSession, stack: Stack, prompts: Prompts,
         raise Refused(f"the new workers did not answer within {_BACK_S:g} s") from None
 
 
-def drop_page_cache() -> bool:
-    """Makes the kernel forget what it keeps of files, so that L3 is read from the disk. False where it isn't allowed."""
+def drop_page_cache(folder: Path) -> None:
+    """Makes the kernel forget what it keeps in memory of these files, so that they are read from the disk."""
     os.sync()
-    try:
-        _DROP.write_text("3")
-    except OSError:
-        return False
-    return True
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

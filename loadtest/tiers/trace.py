@@ -12,7 +12,7 @@ Draw = Callable[[str, int], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Sizes of a trace. Sessions take turns at random; each turn's prompt is all that came before it, and a question."""
+    """Sizes of a trace. Sessions take turns at random; a turn's prompt is all that came before it, and a question."""
 
     systems: int = 4
     system_tokens: int = 384
