@@ -1,10 +1,9 @@
-"""What a figure depends on besides the code: processor, load by others, memory bandwidth, memory of processes."""
+"""What a figure depends on besides the code: processor, load by others, memory bandwidth."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -45,23 +44,6 @@ def _timed(pool: ThreadPoolExecutor, arrays: list[np.ndarray]) -> float:
 def _read(array: np.ndarray) -> float:
     # Of numpy's reductions the one that keeps up with memory; it runs without the interpreter's lock.
     return float(np.max(array))
-
-
-def peak_bytes(pid: int) -> int:
-    """The most memory that the process ever had resident (VmHWM); 0 where it is gone."""
-    return _status(pid, "VmHWM")
-
-
-def resident_bytes(pids: Iterable[int]) -> int:
-    return sum(_status(pid, "VmRSS") for pid in pids)
-
-
-def _status(pid: int, name: str) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:")), 0)
 
 
 def _cpuinfo() -> dict[str, str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadtest.machine import peak_bytes
+from loadtest.memory import peak_bytes
 
 _READY_S = 180.0
 _END_S = 40.0

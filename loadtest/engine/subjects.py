@@ -12,7 +12,7 @@ import aiohttp
 from loadtest.asking import Failed, at_once
 from loadtest.client import Observation, session
 from loadtest.engine.rounds import Running
-from loadtest.machine import peak_bytes
+from loadtest.memory import peak_bytes
 from loadtest.peers.base import Prompts, Sources, Timing, Unusable, Weights
 from loadtest.peers.remote import prepare, serving
 from loadtest.stack import Refused, Stack, stack

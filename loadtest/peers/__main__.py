@@ -14,12 +14,12 @@ import argparse
 import importlib
 import json
 import os
-import resource
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from loadtest.memory import peak_bytes
 from loadtest.peers.base import Peer, Sources, Unusable
 from loadtest.peers.catalog import CATALOG
 
@@ -61,15 +61,11 @@ def _peer(name: str) -> Peer:
 
 def _serve(peer: Peer, path: Path, sources: Sources, threads: int, replies: IO[str]) -> None:
     engine = peer.open(path, sources, threads)
-    _tell(replies, {"weights": asdict(engine.weights), "peak_bytes": _peak_bytes()})
+    _tell(replies, {"weights": asdict(engine.weights), "peak_bytes": peak_bytes()})
     for line in sys.stdin:
         asked = json.loads(line)
         timing = engine.generate(asked["prompts"], asked["new_tokens"])
-        _tell(replies, asdict(timing) | {"peak_bytes": _peak_bytes()})
-
-
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        _tell(replies, asdict(timing) | {"peak_bytes": peak_bytes()})
 
 
 def _own_stdout() -> IO[str]:

@@ -9,14 +9,13 @@ import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import uvloop
 
 from loadtest.machine import describe
 from loadtest.router.flood import flood
-from loadtest.router.rig import MODEL, rig
-from loadtest.router.summary import Figures, figures, pooled, render
+from loadtest.router.rig import rig
+from loadtest.router.summary import Figures, bodies, figures, pooled, render
 
 _WARM_S = 1.0
 
@@ -60,15 +59,10 @@ async def measure(given: argparse.Namespace) -> tuple[dict[tuple[int, int], list
     for number in range(given.rounds):
         for routers in given.routers:
             async with rig(routers) as running:
-                await flood(running.urls, _bodies(max(given.streams), given.tokens), _WARM_S)
+                await flood(running.urls, bodies(max(given.streams), given.tokens), _WARM_S)
                 for streams in given.streams:
-                    seen = await flood(running.urls, _bodies(streams, given.tokens), given.duration)
+                    seen = await flood(running.urls, bodies(streams, given.tokens), given.duration)
                     errors.update(seen.errors)
                     found[routers, streams].append(figures(routers, seen))
                     print(f"round {number + 1}: {found[routers, streams][-1]}", file=sys.stderr, flush=True)
     return found, errors
-
-
-def _bodies(streams: int, tokens: int) -> list[dict[str, Any]]:
-    common = {"model": MODEL, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    return [common | {"prompt": f"stream {number}: tell me something"} for number in range(streams)]

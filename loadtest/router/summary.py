@@ -10,6 +10,7 @@ from typing import Any
 from loadtest.engine.table import markdown
 from loadtest.report import percentile
 from loadtest.router.flood import Flood
+from loadtest.router.rig import MODEL
 
 
 @dataclass(frozen=True)
@@ -54,3 +55,9 @@ def render(rows: Sequence[Figures]) -> str:
 def _cells(row: Figures) -> list[str]:
     latencies = (f"{value:.1f}" for value in (row.p50_ms, row.p99_ms, row.first_p50_ms))
     return [str(row.routers), str(row.streams), f"{row.requests_per_s:.0f}", *latencies, str(row.errors)]
+
+
+def bodies(streams: int, tokens: int) -> list[dict[str, Any]]:
+    """One request for each stream."""
+    common = {"model": MODEL, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    return [common | {"prompt": f"stream {number}: tell me something"} for number in range(streams)]

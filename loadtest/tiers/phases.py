@@ -43,7 +43,7 @@ async def ask(
 async def phases(
     http: aiohttp.ClientSession, stack: Stack, prompts: Prompts, labels: Sequence[str], tokens: int
 ) -> list[Sample]:
-    """Each prefix cold, then from L1, from L2 once the workers are new ones, and from L3 once the cache nodes are too."""
+    """Each prefix cold, then from L1, from L2 once the workers are new, from L3 once the cache nodes are too."""
     found = []
     for tier in ("cold", "L1", "L2", "L3"):
         if tier in ("L2", "L3"):
