@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-_READ_BYTES = 256 << 20
+_READ_BYTES = 128 << 20
 """Of each thread: far above any cache."""
 _READS = 5
 

@@ -27,6 +27,7 @@ from pdbus.model.default import default_checkpoint
 MODES: dict[str, tuple[str, ...]] = {"disaggregated": (), "colocated": ("--colocated",)}
 _NEW_TOKENS = 24
 _STEP_S = 0.02
+_WAY_S = 6.0
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
@@ -101,7 +102,7 @@ async def _ways() -> list[float]:
     """With simulated workers that make a token every 20 ms, as one stream at a time has them."""
     body = {"model": MODEL, "prompt": "on its way", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
     async with rig(1, _STEP_S) as running:
-        seen = await flood(running.urls, [body], duration_s=8.0, keep_events=True)
+        seen = await flood(running.urls, [body], duration_s=_WAY_S, keep_events=True)
         stamps = running.stamps
         await running.end()
         left = json.loads(stamps.read_text())
