@@ -25,7 +25,8 @@ CATALOG: dict[str, Entry] = {
     "llama.cpp fp32": Entry("llama_cpp_peer", "LlamaCpp", "llama-cpp-python", ("f32",)),
     "ONNX GenAI int4": Entry("onnx_genai_peer", "OnnxGenai", "onnxruntime-genai", ("int4",)),
     "ONNX GenAI fp32": Entry("onnx_genai_peer", "OnnxGenai", "onnxruntime-genai", ("fp32",)),
-    "OpenVINO GenAI GGUF": Entry("openvino_peer", "OpenVino", "openvino-genai"),
+    "OpenVINO GenAI Q4_1": Entry("openvino_peer", "OpenVino", "openvino-genai", ("q4_1",)),
+    "OpenVINO GenAI Q8_0": Entry("openvino_peer", "OpenVino", "openvino-genai", ("q8_0",)),
     "CTranslate2 int8": Entry("ctranslate2_peer", "CTranslate2", "ctranslate2"),
     "transformers fp32": Entry("transformers_peer", "Transformers", "transformers"),
 }

@@ -15,6 +15,11 @@ def shape(sources: Sources) -> Shape:
     return Shape.of(json.loads((sources.folder / "config.json").read_text()))
 
 
+def quantised(sources: Sources, kind: str) -> Path:
+    """Where the GGUF file goes that llama.cpp's quantiser makes."""
+    return sources.cache / f"llama-cpp-{kind}" / "model.gguf"
+
+
 def made_once(target: Path, make: Callable[[Path], object]) -> Path:
     """Lets `make` fill a new folder and puts it at `target`, whole or not at all; nothing where it is there already."""
     if not target.exists():

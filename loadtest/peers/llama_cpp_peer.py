@@ -12,7 +12,7 @@ import llama_cpp
 import numpy as np
 
 from loadtest.peers.base import Clock, Prompts, Sources, Timing, Unusable, Weights
-from loadtest.peers.folder import made_once, shape
+from loadtest.peers.folder import made_once, quantised, shape
 
 Kind = Literal["q4_1", "q4_0", "q8_0", "f32"]
 
@@ -103,22 +103,18 @@ class LlamaCpp:
             raise Unusable("its quantiser starts from a GGUF file, which this checkpoint is not")
         if self.kind in sources.gguf.stem.lower():
             return sources.gguf
-        source = sources.gguf
-        return (
-            made_once(sources.cache / f"llama-cpp-{self.kind}", lambda folder: _quantise(source, folder, self.kind))
-            / "model.gguf"
-        )
+        source, target = sources.gguf, quantised(sources, self.kind)
+        made_once(target.parent, lambda folder: _quantise(source, folder / target.name, self.kind))
+        return target
 
     def open(self, path: Path, sources: Sources, threads: int) -> _LlamaCpp:
         llama_cpp.llama_backend_init()
         return _LlamaCpp(path, sources, threads)
 
 
-def _quantise(source: Path, folder: Path, kind: Kind) -> None:
+def _quantise(source: Path, target: Path, kind: Kind) -> None:
     params = llama_cpp.llama_model_quantize_default_params()
     # The file is quantised already: what comes out are its very values, as near as the new format holds them.
     params.ftype, params.allow_requantize, params.nthread = _FTYPES[kind], True, 2
-    if code := llama_cpp.llama_model_quantize(
-        os.fsencode(source), os.fsencode(folder / "model.gguf"), ctypes.byref(params)
-    ):
+    if code := llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)):
         raise Unusable(f"its quantiser failed with {code}")

@@ -1,19 +1,22 @@
-"""OpenVINO GenAI, which reads the GGUF file itself."""
+"""OpenVINO GenAI, which reads GGUF files itself: the default one, and one in 8 bits that llama.cpp made of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import openvino
 import openvino_genai
 
 from loadtest.peers.base import Clock, Prompts, Sources, Timing, Unusable
-from loadtest.peers.folder import shape
+from loadtest.peers.folder import quantised, shape
 
-_BITS = 5.0
-"""It keeps the file's 4-bit groups of 32, with a scale and a least value each."""
+Kind = Literal["q4_1", "q8_0"]
+
+_BITS: dict[Kind, float] = {"q4_1": 5.0, "q8_0": 8.5}
+"""It keeps the file's groups of 32, with their fp16 scales and, in 4 bits, least values."""
 
 
 class _Steps(openvino_genai.StreamerBase):  # type: ignore[misc]
@@ -31,8 +34,8 @@ class _Steps(openvino_genai.StreamerBase):  # type: ignore[misc]
 
 
 class _OpenVino:
-    def __init__(self, path: Path, sources: Sources, threads: int) -> None:
-        self.weights = shape(sources).weights(_BITS, kv_bytes=1)  # KV in 8 bits, its default on CPU
+    def __init__(self, path: Path, sources: Sources, kind: Kind, threads: int) -> None:
+        self.weights = shape(sources).weights(_BITS[kind], kv_bytes=1)  # KV in 8 bits, its default on CPU
         self._pipeline = openvino_genai.LLMPipeline(str(path), "CPU", INFERENCE_NUM_THREADS=threads)
 
     def generate(self, prompts: Prompts, new_tokens: int) -> Timing:
@@ -51,10 +54,17 @@ class _OpenVino:
 
 @dataclass(frozen=True)
 class OpenVino:
+    kind: Kind
+
     def prepare(self, sources: Sources) -> Path:
         if sources.gguf is None:
             raise Unusable("it is compared on a GGUF file, which this checkpoint is not")
-        return sources.gguf
+        if self.kind == "q4_1":
+            return sources.gguf
+        path = quantised(sources, self.kind)
+        if not path.exists():
+            raise Unusable("its 8-bit file is made by llama.cpp, which didn't do so")
+        return path
 
     def open(self, path: Path, sources: Sources, threads: int) -> _OpenVino:
-        return _OpenVino(path, sources, threads)
+        return _OpenVino(path, sources, self.kind, threads)

@@ -37,6 +37,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=3, help="prefixes a round (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=2, help="each with a new stack (default: %(default)s)")
     parser.add_argument("--sessions", type=int, default=Trace().sessions, help="of the trace (default: %(default)s)")
+    parser.add_argument("--trace-kv-bytes", type=int, help="of a worker's pool, so that L1 can't hold the whole trace")
     parser.add_argument("--model", type=Path, help="folder or GGUF file (default: the stack's default model)")
     parser.add_argument("--up", nargs=argparse.REMAINDER, default=[], help="further arguments of `pdbus up`")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
@@ -64,6 +65,8 @@ async def measure(given: argparse.Namespace) -> dict[str, Any]:
             await one(http, running, prompts.draw(f"warm-up/{number}", given.tokens), 2)
             samples += await phases(http, running, prompts, labels, given.tokens)
         print(f"round {number + 1}: {summary(samples)}", file=sys.stderr, flush=True)
+    if given.trace_kv_bytes:
+        env["PDBUS_KV_BYTES"] = str(given.trace_kv_bytes)
     trace = await _trace(prompts, Trace(sessions=given.sessions), options, env)
     known = {"machine": describe(), "prefix_tokens": given.tokens, "tiers": summary(samples), "trace": trace}
     return known | {"samples": [asdict(sample) for sample in samples]}
