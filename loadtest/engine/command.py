@@ -6,8 +6,9 @@ import argparse
 import asyncio
 import json
 import sys
-import tempfile
 from pathlib import Path
+
+from platformdirs import user_cache_path
 
 from loadtest.engine.columns import COLUMNS, Column, chosen
 from loadtest.engine.rounds import Subject, run_rounds
@@ -16,14 +17,13 @@ from loadtest.engine.table import Comparison, render
 from loadtest.machine import describe, read_bandwidth
 from loadtest.peers.base import Shape, Sources
 from loadtest.peers.catalog import CATALOG
-from loadtest.peers.hf_folder import hf_folder
+from loadtest.peers.hf_folder import cache_of, hf_folder
+from loadtest.peers.precision import reads
 from loadtest.prompts import Prompts
 from pdbus.model.default import default_checkpoint
 
 _NAMED = ("llama.cpp Q4_1", "llama.cpp Q4_0")
 """Peers that each get a ratio of their own: the default model's file as it is, and its fastest relative."""
-_WEIGHT_BITS = {"fp32": 32.0}
-_KV_BYTES = {"fp32": 4}
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
@@ -37,7 +37,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="of each engine (default: %(default)s)")
     parser.add_argument("--model", type=Path, help="folder or GGUF file (default: the stack's default model)")
-    parser.add_argument("--cache", type=Path, help="where converted weights are kept (default: a temporary folder)")
+    parser.add_argument("--cache", type=Path, help="where converted weights are kept, some GB (default: the user's)")
     parser.add_argument(
         "--peers-python", default=sys.executable, metavar="PATH", help="interpreter that has the peers (default: this)"
     )
@@ -54,16 +54,16 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> int:
     given = arguments(argv)
-    with tempfile.TemporaryDirectory(prefix="pdbus-peers-") as scratch:
-        comparison, about = asyncio.run(compare(given, given.cache or Path(scratch)))
+    comparison, about = asyncio.run(compare(given))
     print(render(comparison, _NAMED))
     if given.json:
         given.json.write_text(json.dumps({"machine": about, **comparison.as_json()}, indent=2) + "\n")
     return 0 if any(row.figures for row in comparison.rows) else 1
 
 
-async def compare(given: argparse.Namespace, cache: Path) -> tuple[Comparison, dict[str, object]]:
+async def compare(given: argparse.Namespace) -> tuple[Comparison, dict[str, object]]:
     checkpoint = (given.model or default_checkpoint()).resolve()
+    cache = cache_of(checkpoint, given.cache or user_cache_path("pdbus", appauthor=False) / "peers")
     prompts = Prompts.of(checkpoint)
     subjects, ours = rows(given, checkpoint, cache, prompts)
     about = {**describe(), "threads": given.threads, "rounds": given.rounds, "model": checkpoint.name}
@@ -87,7 +87,7 @@ def rows(
     for name, entry in CATALOG.items():
         if entry.ours:
             precision = entry.arguments[0]
-            weights = Shape.of(prompts.config).weights(_WEIGHT_BITS[precision], _KV_BYTES[precision])
+            weights = reads(precision, Shape.of(prompts.config))
             subjects.append(ProcessSubject(name, sys.executable, sources, given.threads))
             subjects.append(StackSubject(f"{name}, whole stack", checkpoint, precision, weights))
             ours += [name, f"{name}, whole stack"]

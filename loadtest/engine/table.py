@@ -100,6 +100,9 @@ def render(comparison: Comparison, others: Sequence[str] = ()) -> str:
     if decode and shares:
         head = [f"share of {comparison.bytes_per_s / 1e9:.1f} GB/s", *decode]
         text += "\n\n" + markdown(head, shares)
+    loads = [load for row in comparison.rows for load in row.load_averages]
+    if loads:
+        text += f"\n\nload average when a turn began: {min(loads):.1f} to {max(loads):.1f}"
     left_out = [f"left out: {row.name}: {row.unusable}" for row in comparison.rows if row.unusable]
     return "\n\n".join([text, *left_out])
 

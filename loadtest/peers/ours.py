@@ -7,13 +7,13 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 
-from loadtest.peers.base import Clock, Prompts, Shape, Sources, Timing, Unusable, Weights
+from loadtest.peers.base import Clock, Prompts, Sources, Timing, Unusable, Weights
 from loadtest.peers.folder import shape
+from loadtest.peers.precision import reads
 from pdbus.canonical import content_digest
 from pdbus.context import Deadline, RequestContext
 from pdbus.engine.core import Core
@@ -27,8 +27,6 @@ from pdbus.model.compute import compute_class
 from pdbus.weights.blocks import cut, dtype_name
 from pdbus.weights.layer import Tensor, meta_tensor
 from pdbus.weights.manifest import Manifest
-
-Precision = Literal["fp32"]
 
 _CHUNK_TOKENS = 512
 """As the workers' default."""
@@ -98,12 +96,12 @@ class _Watch:
 
 
 class _Engine:
-    def __init__(self, checkpoint: Path, sizes: Shape, threads: int) -> None:
+    def __init__(self, checkpoint: Path, weights: Weights, threads: int) -> None:
         torch.set_num_threads(threads)
         source = CheckpointSource(open_checkpoint(checkpoint))
         loading = load(source.known.root, source, (), "cpu", compute_class("cpu"), lambda done, total: None)
         self._version: Version = asyncio.run(loading)
-        self.weights: Weights = sizes.weights(bits=32, kv_bytes=4)
+        self.weights = weights
 
     def generate(self, prompts: Prompts, new_tokens: int) -> Timing:
         return asyncio.run(self._generate(prompts, new_tokens))
@@ -146,10 +144,10 @@ class _Engine:
 
 @dataclass(frozen=True)
 class Ours:
-    precision: Precision
+    precision: str
 
     def prepare(self, sources: Sources) -> Path:
         return sources.gguf or sources.folder
 
     def open(self, path: Path, sources: Sources, threads: int) -> _Engine:
-        return _Engine(path, shape(sources), threads)
+        return _Engine(path, reads(self.precision, shape(sources)), threads)

@@ -58,7 +58,9 @@ async def test_one_that_is_not_installed_is_told_in_one_line(tiny: Path, tmp_pat
 def test_engine_compares_us_with_a_peer(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "engine.json"
     arguments = ["engine", "--peers", "--only", "pdbus", "transformers", "--columns", "decode@32", "--rounds", "1"]
-    assert main([*arguments, "--threads", "1", "--model", str(tiny), "--json", str(report)]) == 0
+    assert (
+        main([*arguments, "--threads", "1", "--model", str(tiny), "--cache", str(tmp_path), "--json", str(report)]) == 0
+    )
     found = json.loads(report.read_text())
     assert set(found["medians"]) == {"pdbus fp32", "pdbus fp32, whole stack", "transformers fp32"}
     assert found["ratio_to_best"]["pdbus fp32"]["decode@32"] > 0
