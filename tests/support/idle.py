@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pdbus.bus.presence import Fleet
-
 from pdbus.bus.bus import connect
+from pdbus.bus.presence import Fleet
 from pdbus.context import Deadline
 
 SERVICES = ("router", "param_server", "prefill", "decode", "cache", "invalidator")

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-from loadtest.simulated import Peers, SimulatedWorker
+from loadtest.simulated import SimulatedWorker
+from loadtest.simulated_peers import Peers
 from loadtest.simulated_version import SimulatedVersions, version
 from pdbus.bus.bus import Bus, memory_bus
 from pdbus.bus.memory import MemoryBroker

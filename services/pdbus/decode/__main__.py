@@ -1,6 +1,5 @@
 from pdbus.decode.service import DecodeService
 from pdbus.decode.settings import DecodeSettings
-
 from pdbus.runtime import run
 
 if __name__ == "__main__":

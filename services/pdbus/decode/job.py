@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pdbus.context import Deadline
@@ -49,7 +50,7 @@ class DecodeJob(Job):
         self.lease = lease
         self._pins.append(pin)
         self._worker.leases.add(lease)
-        self._receiver = self._worker.spawn(self.guard(self._receive(lease)))
+        self._receiver = self._worker.jobs.spawn(self.beside(partial(self._receive, lease)))
 
     def take_run(self, message: DecodeRun, pin: Pin) -> None:
         """Takes over the pin."""
@@ -74,7 +75,7 @@ class DecodeJob(Job):
 
     def hear(self, event: Event) -> None:
         if isinstance(event, Produced):
-            self._worker.send(self, self.item(event.ids, event.logprobs, event.finish))
+            self._worker.jobs.send(self, self.item(event.ids, event.logprobs, event.finish))
         elif isinstance(event, Ended):
             self.hear_end(event)
 
@@ -127,7 +128,7 @@ class DecodeJob(Job):
             record_span(Phase.DECODE, started_ns, ended_ns, attributes={"gen_ai.usage.output_tokens": tokens})
             if tokens > len(ticket.delivered) + 1:
                 steps = tokens - len(ticket.delivered) - 1
-                self._worker.metrics.per_output_token((ended_ns - started_ns) / 1e9 / steps)
+                self._worker.jobs.metrics.per_output_token((ended_ns - started_ns) / 1e9 / steps)
 
     async def _free(self) -> None:
         """The lease goes first: from then on no frame is written. Pages only after nothing can write into them."""
@@ -139,9 +140,11 @@ class DecodeJob(Job):
             self._receiver.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._receiver
-        if self._sequence:
-            await self._worker.core.discard(self._sequence)
-        elif self.lease:
-            await self._worker.core.call(self.lease.hold.release)
-        for pin in self._pins:
-            pin.release()
+        try:
+            if self._sequence:
+                await self._worker.core.discard(self._sequence)
+            elif self.lease:
+                await self._worker.core.call(self.lease.hold.release)
+        finally:
+            for pin in self._pins:
+                pin.release()

@@ -15,9 +15,5 @@ from pdbus.kv.pool import KvPool
 class DecodeService(EngineService[DecodeSettings]):
     name: ClassVar[str] = DecodeWorker.service
 
-    @property
-    def running(self) -> int:
-        return self.settings.running
-
     async def make_worker(self, pool: KvPool, limits: Limits, stack: contextlib.AsyncExitStack) -> DecodeWorker:
         return DecodeWorker(self.bus, self.settings.id, self.settings.model, self.versions, self.fleet, pool, limits)

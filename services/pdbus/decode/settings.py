@@ -9,5 +9,5 @@ from pdbus.engine.settings import EngineSettings
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSettings(EngineSettings):
-    running: int = 64
+    most_running: int = 64
     """Answers in one step."""

@@ -23,8 +23,8 @@ from pdbus.kv.pool import KvPool
 from pdbus.messages.common import Ticket
 from pdbus.messages.decode import DecodeRun, Lease, Reserve
 from pdbus.messages.presence import Load
-from pdbus.messages.workers import Accepted
-from pdbus.subjects import ANY, DECODE_RESEND, DECODE_RESERVE, DECODE_RUN, KV
+from pdbus.messages.workers import Accepted, Resend, ResendReply
+from pdbus.subjects import ANY, DECODE_RESEND, DECODE_RESERVE, DECODE_RUN, KV, To
 
 MOST_JOBS = 128
 MOST_LEASES = 24
@@ -40,12 +40,15 @@ class DecodeWorker(Worker[DecodeJob]):
         super().__init__(bus, id, model, versions, fleet, pool, limits, MOST_JOBS)
         self.leases = Leases(MOST_LEASES)
 
+    @property
+    def resend_to(self) -> To[Resend, ResendReply]:
+        return DECODE_RESEND(worker=self.id)
+
     async def serve(self) -> list[Registration[Any, Any]]:
         await self.bus.bulk.listen(KV.name(worker=self.id, session=ANY, attempt=ANY))
         return [
             await self.bus.serve(DECODE_RESERVE(worker=self.id), self.reserve),
             await self.bus.serve(DECODE_RUN(worker=self.id), self.take_run),
-            await self.bus.serve(DECODE_RESEND(worker=self.id), self.resend),
         ]
 
     def load(self) -> Load:
@@ -54,7 +57,7 @@ class DecodeWorker(Worker[DecodeJob]):
     def tick(self, now_s: float) -> None:
         for lease in self.leases.expired(now_s):
             if job := self.jobs.get(lease.key):
-                job.fail(Unavailable(f"no KV came from {lease.reserve.prefill_worker} for {LEASE_S:.0f} s"))
+                job.stop(Unavailable(f"no KV came from {lease.reserve.prefill_worker} for {LEASE_S:.0f} s"))
 
     async def take_run(self, message: DecodeRun, ctx: RequestContext) -> Accepted:
         """Idempotent: a run that was taken, or whose attempt ended here, is accepted again and changes nothing."""
@@ -125,10 +128,10 @@ class DecodeWorker(Worker[DecodeJob]):
     def _job(self, attempt: Ticket | Reserve, prefill_worker: str, deadline: Deadline) -> DecodeJob | None:
         """The attempt's job, a new one if need be; None where it has ended here. Raises why it is refused."""
         job = self.jobs.get((attempt.session, attempt.attempt))
-        if job is not None and not job.closed and not job.task.cancelling():
+        if job is not None and not job.closed and not job.stopping:
             return job
-        if not self.admit(attempt.request_id, attempt.choice, attempt.attempt):
+        if not self.jobs.admit(attempt.request_id, attempt.choice, attempt.attempt):
             return None
         job = DecodeJob(self, attempt, prefill_worker, deadline)
-        self.start(job)
+        self.jobs.start(job)
         return job

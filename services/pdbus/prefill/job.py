@@ -74,7 +74,7 @@ class PrefillJob(Job):
             started_ns = time.time_ns()
             record_span(Phase.QUEUE, self.accepted_ns, started_ns)
             if not self._only_one:
-                handing_over = self._worker.spawn(self.guard(self._handoff.run()))
+                handing_over = self._worker.jobs.spawn(self.beside(self._handoff.run))
             cached += await self._worker.l2.fill(self._sequence, cached)
             self._cached_tokens = min(cached, len(self._sequence.ticket.prompt))
             self._handoff.cached(cached)
@@ -101,8 +101,8 @@ class PrefillJob(Job):
     def _first_token(self, event: Produced) -> None:
         item = self.item(event.ids, event.logprobs, event.finish)
         item = replace(item, cached_tokens=self._cached_tokens, prompt_logprobs=event.prompt_logprobs)
-        self._worker.send(self, item)
-        self._worker.metrics.first_token((time.time_ns() - self.accepted_ns) / 1e9)
+        self._worker.jobs.send(self, item)
+        self._worker.jobs.metrics.first_token((time.time_ns() - self.accepted_ns) / 1e9)
         # The router has the prompt's log-probabilities from here; they are large, and decode has no use for them.
         self._handoff.first_token(replace(item, prompt_logprobs=None))
 
@@ -118,5 +118,7 @@ class PrefillJob(Job):
             handing_over.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await handing_over
-        await self._worker.core.discard(self._sequence)
-        self._pin.release()
+        try:
+            await self._worker.core.discard(self._sequence)
+        finally:
+            self._pin.release()

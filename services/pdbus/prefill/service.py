@@ -16,10 +16,6 @@ from pdbus.prefill.worker import PrefillWorker
 class PrefillService(EngineService[PrefillSettings]):
     name: ClassVar[str] = PrefillWorker.service
 
-    @property
-    def running(self) -> int:
-        return self.settings.running
-
     async def make_worker(self, pool: KvPool, limits: Limits, stack: contextlib.AsyncExitStack) -> PrefillWorker:
         ring = await stack.enter_async_context(CacheRing(self.bus, self.fleet, replicas=1))
         return PrefillWorker(

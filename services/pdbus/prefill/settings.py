@@ -9,5 +9,5 @@ from pdbus.engine.settings import EngineSettings
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillSettings(EngineSettings):
-    running: int = 8
-    """Prompts in the engine at once."""
+    most_running: int = 8
+    """Prompts in the engine at once. Each holds its pages until they are handed over."""

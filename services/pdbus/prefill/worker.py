@@ -16,11 +16,11 @@ from pdbus.engine.worker import LOAD_S, Worker
 from pdbus.errors import InvalidRequest
 from pdbus.kv.pool import KvPool
 from pdbus.messages.prefill import PrefillRun
-from pdbus.messages.workers import Accepted
+from pdbus.messages.workers import Accepted, Resend, ResendReply
 from pdbus.peers.cache import CacheRing
 from pdbus.prefill.job import PrefillJob
 from pdbus.prefill.l2 import PrefixTier
-from pdbus.subjects import PREFILL_RESEND, PREFILL_RUN
+from pdbus.subjects import PREFILL_RESEND, PREFILL_RUN, To
 
 MOST_JOBS = 72
 
@@ -45,10 +45,13 @@ class PrefillWorker(Worker[PrefillJob]):
     async def prepare(self, stack: contextlib.AsyncExitStack) -> None:
         await stack.enter_async_context(self.l2)
 
+    @property
+    def resend_to(self) -> To[Resend, ResendReply]:
+        return PREFILL_RESEND(worker=self.id)
+
     async def serve(self) -> list[Registration[Any, Any]]:
         return [
             await self.bus.serve(PREFILL_RUN(worker=self.id), self.take_run),
-            await self.bus.serve(PREFILL_RESEND(worker=self.id), self.resend),
         ]
 
     async def take_run(self, message: PrefillRun, ctx: RequestContext) -> Accepted:
@@ -61,7 +64,7 @@ class PrefillWorker(Worker[PrefillJob]):
         with contextlib.ExitStack() as held:
             held.enter_context(pin)
             check_ticket(ticket, pin.version.config)
-            if self.admit(ticket.request_id, ticket.choice, ticket.attempt):
-                self.start(PrefillJob(self, message, pin, deadline))
+            if self.jobs.admit(ticket.request_id, ticket.choice, ticket.attempt):
+                self.jobs.start(PrefillJob(self, message, pin, deadline))
                 held.pop_all()
         return self.accepted()

@@ -1,5 +1,4 @@
 from pdbus.router.service import RouterService
-
 from pdbus.router.settings import RouterSettings
 from pdbus.runtime import run
 

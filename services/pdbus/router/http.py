@@ -19,6 +19,7 @@ from pdbus.errors import InvalidRequest
 from pdbus.router.answer import Answer
 from pdbus.router.cache_control import CacheControl
 from pdbus.router.frontend import Caller, Frontend
+from pdbus.router.http_body import read_body
 from pdbus.router.http_errors import ErrorBody, ErrorDetail, describe, headers_of
 from pdbus.router.http_pages import Pages
 from pdbus.router.observe import Observed, observed
@@ -28,8 +29,11 @@ from pdbus.router.telling import Chunk, chunks, whole
 log = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S = 120.0
-_BODY_S = 30.0
+_IDLE_S = 75.0
+"""For a connection without a request, one whose head never ends included."""
 _CLOSE_S = 1.0
+_LAST_S = 2.0
+"""For a stream's last event to leave; a client that does not read by then is cut off."""
 _STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -43,7 +47,9 @@ class HttpServer:
 
     def __init__(self, site: web.SockSite, host: str, port: int) -> None:
         self._site = site
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        named = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104
+        self.url = f"http://{named}:{port}"
+        """Where others reach it."""
 
     async def stop_listening(self) -> None:
         """New connections are refused; open ones go on."""
@@ -64,7 +70,14 @@ async def serve_http(
         ]
     )
     # A handler is cancelled as soon as its client is gone: so everything it holds is freed everywhere.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_S)
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=_CLOSE_S,
+        keepalive_timeout=_IDLE_S,
+        auto_decompress=False,  # read_body does it, within bounds
+    )
     await runner.setup()
     try:
         listening = _listen(host, port)
@@ -89,15 +102,13 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _generate(frontend: Frontend, endpoint: Endpoint) -> Handler:
     async def handle(http: web.Request) -> web.StreamResponse:
-        async with asyncio.timeout(_BODY_S):
-            body = await http.read()
-        request = parse_json(endpoint, body)
+        request = parse_json(endpoint, await read_body(http))
         caller = _caller(http, request)
         with observed(request, frontend.metrics, SpanKind.SERVER, propagate.extract(http.headers)) as seen:
-            async with caller.ctx.deadline.timeout(), frontend.answer(request, caller) as answer:
+            async with frontend.answer(request, caller) as answer:
                 headers = {"x-request-id": caller.ctx.request_id, "X-Result-Cache": answer.source}
                 if request.stream:
-                    return await _stream(http, answer, headers, seen)
+                    return await _stream(http, answer, caller.ctx.deadline, headers, seen)
                 told = msgspec.json.encode(await whole(answer))
                 seen.whole(answer)
                 return web.Response(body=told, content_type="application/json", headers=headers)
@@ -119,26 +130,42 @@ def _caller(http: web.Request, request: GenerateRequest) -> Caller:
     )
 
 
-async def _stream(http: web.Request, answer: Answer, headers: dict[str, str], seen: Observed) -> web.StreamResponse:
+async def _stream(
+    http: web.Request, answer: Answer, deadline: Deadline, headers: dict[str, str], seen: Observed
+) -> web.StreamResponse:
     """Server-sent events, one write for all that came at once. The status waits for the first token: until then an
     error is an ordinary one; later it is the stream's last event."""
     response = web.StreamResponse(headers=_STREAM_HEADERS | headers)
     encode = msgspec.json.Encoder().encode
     try:
         async for batch in chunks(answer):
-            if not response.prepared:
-                await response.prepare(http)
-            await response.write(_events(batch, encode))
+            async with deadline.timeout():  # a client that does not read holds its slot no longer either
+                if not response.prepared:
+                    await response.prepare(http)
+                await response.write(_events(batch, encode))
+    except ConnectionError:
+        seen.error = "cancelled"
+        return response
     except Exception as error:
         if not response.prepared:
             raise
-        seen.error = getattr(error, "code", "internal")
-        log.info("a stream failed: %s", error)
-        await response.write_eof(b"data: " + encode(describe(error)[1]) + b"\n\n")
+        status, body = describe(error)
+        seen.error = body.error.code
+        log.log(logging.ERROR if status == 500 else logging.INFO, "a stream failed: %s", error)
+        await _last(http, response, b"data: " + encode(body) + b"\n\n")
         return response
-    await response.write_eof(b"data: [DONE]\n\n")
+    await _last(http, response, b"data: [DONE]\n\n")
     seen.whole(answer)
     return response
+
+
+async def _last(http: web.Request, response: web.StreamResponse, event: bytes) -> None:
+    try:
+        async with asyncio.timeout(_LAST_S):
+            await response.write_eof(event)
+    except (TimeoutError, ConnectionError):
+        if http.transport is not None:
+            http.transport.abort()
 
 
 def _events(batch: list[Chunk], encode: Callable[[Chunk], bytes]) -> bytes:
@@ -167,7 +194,9 @@ def _http_reason(http: web.Request, error: web.HTTPException) -> str:
         405: f"{http.method} is not possible on {http.path[:200]}",
         413: "the request's body is too large",
     }
-    return reasons.get(error.status, error.reason)
+    # aiohttp's own text only says the status again.
+    own = error.text if error.text and not error.text.startswith(f"{error.status}:") else error.reason
+    return reasons.get(error.status, own)
 
 
 def _error(status: int, body: ErrorBody, headers: dict[str, str]) -> web.Response:

@@ -20,7 +20,6 @@ class RouterMetrics:
         self._gaps = meter().create_counter("pdbus.router.frame_gaps", "{gap}", "Gaps in the numbers of token frames")
         self._resends = meter().create_counter("pdbus.router.resends", "{request}", "Requests for a resend")
         self._results = meter().create_counter("pdbus.router.result_cache", "{lookup}", "Result cache by outcome")
-        self._refused = meter().create_counter("pdbus.router.refused", "{request}", "Requests refused, by code")
         self.dropped_items = 0
 
     def attempt(self, outcome: str) -> None:
@@ -38,6 +37,3 @@ class RouterMetrics:
 
     def result_cache(self, outcome: Lookup) -> None:
         self._results.add(1, {"outcome": outcome})
-
-    def refused(self, code: str) -> None:
-        self._refused.add(1, {"error.type": code})

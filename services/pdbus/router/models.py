@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections import OrderedDict
@@ -34,6 +35,7 @@ CONFIRMED_WITHIN_S = 5.0
 FINGERPRINT = "root-"
 _MOST_LOADED = 8
 _LOAD_S = 60.0
+_AGAIN_S = 2.0
 
 
 class Follower(Protocol):
@@ -91,19 +93,21 @@ class Models:
         self._reader = reader
         self._executor = executor
         self._loads: OrderedDict[Digest, asyncio.Task[Version]] = OrderedDict()
+        self._news = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._stop_following = self._follower.on_change(lambda history: self._preload(history))
-        self._preload(self._follower.history)
+        self._stop_following = self._follower.on_change(lambda _: self._news.set())
+        self._keeping = asyncio.create_task(self._keep_loaded())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop_following()
+        self._keeping.cancel()
         for load in self._loads.values():
             load.cancel()
-        await asyncio.gather(*self._loads.values(), return_exceptions=True)
+        await asyncio.gather(self._keeping, *self._loads.values(), return_exceptions=True)
 
     @property
     def refs(self) -> Mapping[str, Digest]:
@@ -154,13 +158,22 @@ class Models:
         self._loads.move_to_end(root)
         return load
 
-    def _preload(self, history: History) -> None:
-        for root in history.refs.values():
-            self._load(root).add_done_callback(_note)
-        wanted = set(history.refs.values())
-        for root in [root for root in self._loads if root not in wanted][:-_MOST_LOADED]:
-            if self._loads[root].done():
-                del self._loads[root]
+    async def _keep_loaded(self) -> None:
+        """Loads what refs name, again where that failed, and forgets what nobody has asked for in long."""
+        while True:
+            self._news.clear()
+            wanted = set(self._follower.history.refs.values())
+            loads = [self._load(root) for root in wanted]
+            for root in [root for root in self._loads if root not in wanted][:-_MOST_LOADED]:
+                if self._loads[root].done():
+                    del self._loads[root]
+            await asyncio.gather(*loads, return_exceptions=True)
+            failed = [error for load in loads if (error := _failure(load)) is not None]
+            for error in failed:
+                log.warning("a version can't be loaded yet: %s", error, exc_info=not isinstance(error, PdbusError))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_AGAIN_S if failed else None):
+                    await self._news.wait()
 
     async def _read(self, root: Digest) -> Version:
         ctx = RequestContext.after(_LOAD_S)
@@ -172,16 +185,24 @@ class Models:
 
 def build_version(root: Digest, meta: Mapping[str, bytes], tensors: Mapping[str, Digest]) -> Version:
     """Slow (parses a vocabulary). Raises InvalidRequest where a file is missing or can't be used."""
-    try:
-        config = from_hf(json.loads(meta["config.json"]))
-        tokenizer = Tokenizer(meta["tokenizer.json"], meta["tokenizer_config.json"])
-        ends = stop_ids(json.loads(meta.get("generation_config.json", b"{}")), tokenizer)
-    except KeyError as error:
-        raise InvalidRequest(f"the version lacks the file {error}") from None
-    except ValueError as error:
-        raise InvalidRequest(f"a file of the version is not JSON: {error}") from None
+    missing = {"config.json", "tokenizer.json", "tokenizer_config.json"} - meta.keys()
+    if missing:
+        raise InvalidRequest(f"the version lacks {', '.join(sorted(missing))}")
+    config = from_hf(_object(meta, "config.json"))
+    tokenizer = Tokenizer(meta["tokenizer.json"], _object(meta, "tokenizer_config.json"))
+    ends = stop_ids(_object(meta, "generation_config.json"), tokenizer)
     template = _template(meta.get("chat_template.jinja"), tokenizer)
     return Version(root, config, tokenizer, template, ends, dict(tensors))
+
+
+def _object(meta: Mapping[str, bytes], file: str) -> dict[str, Any]:
+    try:
+        content = json.loads(meta.get(file, b"{}"))
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{file} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise InvalidRequest(f"{file} is not a JSON object")
+    return content
 
 
 def _template(source: bytes | None, tokenizer: Tokenizer) -> ChatTemplate | InvalidRequest:
@@ -194,15 +215,9 @@ def _template(source: bytes | None, tokenizer: Tokenizer) -> ChatTemplate | Inva
         return error
 
 
+def _failure(load: asyncio.Task[Version]) -> BaseException | None:
+    return load.exception() if load.done() and not load.cancelled() else None
+
+
 def _succeeded(load: asyncio.Task[Version]) -> bool:
     return load.done() and not load.cancelled() and load.exception() is None
-
-
-def _note(load: asyncio.Task[Version]) -> None:
-    if load.cancelled():
-        return
-    error = load.exception()
-    if isinstance(error, PdbusError):
-        log.warning("a version can't be loaded yet: %s", error.message)
-    elif error is not None:
-        log.error("a version can't be loaded", exc_info=error)

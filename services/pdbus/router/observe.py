@@ -90,5 +90,4 @@ def observed(
             if seen.error is not None:
                 span.set_attribute("error.type", seen.error)
                 span.set_status(Status(StatusCode.ERROR, seen.error))
-                metrics.refused(seen.error)
             metrics.edge.finished(operation, seen.so_far_s, seen.error)

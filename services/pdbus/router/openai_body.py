@@ -79,6 +79,7 @@ class Body(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         ]
         | None
     ) = None
+    return_token_ids: Annotated[bool, Meta(description="Choices carry `token_ids` beside their text")] | None = None
     timeout: Annotated[float, Meta(gt=0, le=600, description="Seconds until the request is given up")] | None = None
 
 

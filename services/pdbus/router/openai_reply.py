@@ -58,6 +58,7 @@ class ChatChoice(Struct, frozen=True):
     message: ChatMessageOut
     finish_reason: Finish
     logprobs: ChatLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatDelta(Struct, frozen=True):
@@ -70,6 +71,7 @@ class ChatChunkChoice(Struct, frozen=True):
     delta: ChatDelta
     finish_reason: Finish | None = None
     logprobs: ChatLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionChoice(Struct, frozen=True):
@@ -79,6 +81,7 @@ class CompletionChoice(Struct, frozen=True):
     text: str
     finish_reason: Finish | None = None
     logprobs: CompletionLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):

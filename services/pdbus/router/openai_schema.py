@@ -12,13 +12,13 @@ import msgspec
 from pdbus.errors import InvalidRequest
 from pdbus.messages.common import Sampling
 from pdbus.router.openai_body import ChatBody, CompletionBody, Message
+from pdbus.router.openai_reasons import explain
 
 Endpoint = Literal["chat.completions", "completions"]
 Prompt = str | tuple[int, ...]
 
 MAX_CHOICES = 64
 """Prompts times n of one request."""
-_UNSUPPORTED = ("tools", "functions", "tool_calls", "suffix")
 B = TypeVar("B", ChatBody, CompletionBody)
 
 
@@ -66,6 +66,7 @@ class GenerateRequest:
     """(token id, bias), sorted by id."""
     logprobs: int | None
     """None: none; else how many best ones beside the chosen token's."""
+    return_token_ids: bool
     timeout_s: float | None
 
     @property
@@ -97,7 +98,7 @@ def parse_json(endpoint: Endpoint, body: bytes) -> GenerateRequest:
             return _chat(msgspec.json.decode(body, type=ChatBody))
         return _completion(msgspec.json.decode(body, type=CompletionBody))
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from None
+        raise explain(str(error)) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
 
@@ -109,7 +110,7 @@ def parse_builtins(endpoint: Endpoint, body: Mapping[str, Any]) -> GenerateReque
             return _chat(msgspec.convert(body, ChatBody))
         return _completion(msgspec.convert(body, CompletionBody))
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from None
+        raise explain(str(error)) from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
 
@@ -211,6 +212,7 @@ def _request(
         frequency_penalty=body.frequency_penalty,
         logit_bias=_logit_bias(body.logit_bias or {}),
         logprobs=logprobs,
+        return_token_ids=bool(body.return_token_ids),
         timeout_s=body.timeout,
     )
     _check_min_tokens(body.min_tokens or 0, request)
@@ -232,19 +234,6 @@ def _check_min_tokens(min_tokens: int, request: GenerateRequest) -> None:
         raise InvalidRequest("min_tokens needs ignore_eos, and no stop or stop_token_ids", param="min_tokens")
     if request.max_tokens is not None and min_tokens > request.max_tokens:
         raise InvalidRequest("min_tokens is above max_tokens", param="min_tokens")
-
-
-def _explain(text: str) -> InvalidRequest:
-    """msgspec tells where as "... - at `$.field[0]`"; the caller knows that path as `param`."""
-    text, _, path = text.partition(" - at `$")
-    param = path.rstrip("`").lstrip(".") or None
-    unknown = re.search(r"unknown field `(.*)`", text)
-    if unknown:
-        param = ".".join(filter(None, (param, unknown[1])))
-        return InvalidRequest(f"unknown field {param[:128]!r}", param=param[:128])
-    if param in _UNSUPPORTED or (param or "").endswith(_UNSUPPORTED):
-        return InvalidRequest(f"{param} is not supported", param=param)
-    return InvalidRequest(f"{param or 'the body'}: {text[0].lower()}{text[1:]}", param=param)
 
 
 T = TypeVar("T")

@@ -26,8 +26,10 @@ _TYPES: tuple[type[msgspec.Struct], ...] = (
 _ERRORS = {
     "400": "The request can't be served as it is; `param` names the field",
     "404": "No such model, version or ref",
+    "408": "The body did not arrive in time",
     "409": "The idempotency key was used for another request",
     "413": "The body is too large",
+    "415": "The body has a Content-Encoding other than gzip",
     "429": "Too much is waiting; try again after Retry-After seconds",
     "500": "An error of the server",
     "502": "Workers sent what can't be trusted",

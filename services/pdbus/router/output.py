@@ -33,6 +33,8 @@ class Delta:
     text: str
     tokens: tuple[ShownToken, ...] = ()
     finish: Reason | None = None
+    ids: tuple[int, ...] = ()
+    """The answer's tokens since the last delta; their text may be held back yet."""
 
 
 class ChoiceOutput:
@@ -71,7 +73,7 @@ class ChoiceOutput:
         self._echo = echo
         self._echo_text = echo_text
         self.prompt_logprobs: tuple[TokenLogprob, ...] | None = None
-        self._read = self._shown = 0
+        self._read = self._shown = self._told = 0
         self._pending: deque[tuple[int, ShownToken]] = deque()  # with where the token's text ends
 
     @property
@@ -121,7 +123,8 @@ class ChoiceOutput:
         self.finish = finish
         shown = self._release(text)
         if text or shown or finish:
-            self._emit(Delta(self.choice, text, shown, finish))
+            self._emit(Delta(self.choice, text, shown, finish, tuple(self.ids[self._told :])))
+            self._told = len(self.ids)
         return finish is not None
 
     def _add(self, token_id: int) -> str:

@@ -59,9 +59,9 @@ class Loads:
         reported = card.load.running + card.load.waiting
         return max(reported + mine - known[2], mine)
 
-    def forget(self, live: Iterable[str]) -> None:
-        """Keeps notes of these workers only."""
-        for worker in self._at_card.keys() - set(live):
+    def forget_all_but(self, known: Iterable[str]) -> None:
+        """Of workers that are not among these, nothing is kept but what is booked."""
+        for worker in self._at_card.keys() - set(known):
             del self._at_card[worker]
 
 

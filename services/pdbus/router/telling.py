@@ -67,15 +67,16 @@ class _Teller:
         self._model = request.model if request.ref is None else f"{request.model}@{request.ref}"
 
     def chunk(self, delta: Delta, usage: Usage | UnsetType | None) -> Chunk:
+        ids = self._ids(delta.ids)
         if self._chat:
             first = delta.choice not in self._begun
             self._begun.add(delta.choice)
             content = delta.text if delta.text or first else UNSET
             message = ChatDelta("assistant" if first else UNSET, content)
             return self._chat_chunk(
-                [ChatChunkChoice(delta.choice, message, delta.finish, self._chat_logprobs(delta.tokens))], usage
+                [ChatChunkChoice(delta.choice, message, delta.finish, self._chat_logprobs(delta.tokens), ids)], usage
             )
-        choice = CompletionChoice(delta.choice, delta.text, delta.finish, self._completion_logprobs(delta.tokens))
+        choice = CompletionChoice(delta.choice, delta.text, delta.finish, self._completion_logprobs(delta.tokens), ids)
         return self._completion_chunk([choice], usage)
 
     def last(self) -> Chunk:
@@ -87,6 +88,7 @@ class _Teller:
         texts = ["".join(delta.text for delta in parts) for parts in deltas]
         tokens = [[token for delta in parts for token in delta.tokens] for parts in deltas]
         finishes = [output.finish or "length" for output in answer.outputs]
+        ids = [self._ids(output.ids) for output in answer.outputs]
         if self._chat:
             return ChatCompletion(
                 id=answer.id,
@@ -94,7 +96,7 @@ class _Teller:
                 model=self._model,
                 system_fingerprint=answer.fingerprint,
                 choices=[
-                    ChatChoice(i, ChatMessageOut(text), finishes[i], self._chat_logprobs(tokens[i]))
+                    ChatChoice(i, ChatMessageOut(text), finishes[i], self._chat_logprobs(tokens[i]), ids[i])
                     for i, text in enumerate(texts)
                 ],
                 usage=self.usage(),
@@ -105,7 +107,7 @@ class _Teller:
             model=self._model,
             system_fingerprint=answer.fingerprint,
             choices=[
-                CompletionChoice(i, text, finishes[i], self._completion_logprobs(tokens[i]))
+                CompletionChoice(i, text, finishes[i], self._completion_logprobs(tokens[i]), ids[i])
                 for i, text in enumerate(texts)
             ],
             usage=self.usage(),
@@ -115,6 +117,9 @@ class _Teller:
         answer = self._answer
         prompt, completion = answer.prompt_tokens, answer.completion_tokens
         return Usage(prompt, completion, prompt + completion, PromptDetails(answer.cached_tokens))
+
+    def _ids(self, ids: Sequence[int]) -> list[int] | UnsetType:
+        return list(ids) if self._answer.request.return_token_ids else UNSET
 
     def _chat_chunk(self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None) -> ChatChunk:
         answer = self._answer

@@ -15,12 +15,11 @@ from pdbus.router.token_bytes import TokenBytes
 class Tokenizer:
     """Stateless once built; `encode` may run in any thread."""
 
-    def __init__(self, tokenizer_json: bytes, config_json: bytes) -> None:
-        """Raises InvalidRequest where the files can't be used, with the reason."""
+    def __init__(self, tokenizer_json: bytes, config: Mapping[str, Any]) -> None:
+        """`config`: tokenizer_config.json. Raises InvalidRequest where the files can't be used, with the reason."""
         try:
             description = json.loads(tokenizer_json)
             self._tokenizer = tokenizers.Tokenizer.from_buffer(tokenizer_json)
-            config = json.loads(config_json)
         except Exception as error:  # tokenizers raises plain Exception
             raise InvalidRequest(f"the tokenizer files can't be read: {error}") from None
         self._tokenizer.no_truncation()

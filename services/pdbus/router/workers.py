@@ -20,6 +20,7 @@ class Workers:
         self._model = model
         self._rng = rng
         self._loads = Loads()
+        fleet.on_change(lambda: self._loads.forget_all_but(card.id for card in fleet.cards()))
 
     def pair(
         self, root: Digest, page: bytes, *, prefer_class: str | None, avoid: frozenset[str], pages: int

@@ -34,8 +34,9 @@ class Refused(PdbusError):
 class Chat:
     """Keeps the messages of one conversation."""
 
-    def __init__(self, url: str, temperature: float = 0.2) -> None:
+    def __init__(self, url: str, temperature: float = 0.2, max_tokens: int = 1024) -> None:
         self._temperature = temperature
+        self._max_tokens = max_tokens
         parts = urlsplit(url if "://" in url else f"http://{url}")
         self._secure = parts.scheme == "https"
         self._host = parts.netloc
@@ -62,7 +63,13 @@ class Chat:
         answer = self._retried(
             "POST",
             "/v1/chat/completions",
-            {"model": self.model, "messages": asked, "stream": True, "temperature": self._temperature},
+            {
+                "model": self.model,
+                "messages": asked,
+                "stream": True,
+                "temperature": self._temperature,
+                "max_tokens": self._max_tokens,
+            },
         )
         said: list[str] = []
         try:

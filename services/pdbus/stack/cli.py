@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     chat.add_argument("prompt", nargs="?", help="ask this and leave; without it: a conversation")
     chat.add_argument("--url", help="of an OpenAI-compatible server (default: the stack of the data folder)")
     chat.add_argument("--temperature", type=float, default=0.2, help="small models wander at 1 (default: %(default)s)")
+    chat.add_argument("--max-tokens", type=_count, default=1024, help="of one answer (default: %(default)s)")
     _data(chat)
 
     status = commands.add_parser("status", help="services, versions and load")
@@ -125,7 +126,7 @@ def _chat(given: argparse.Namespace, settings: StackSettings) -> int:
 
     run = Folder(given.data or settings.data).running()
     url = given.url or (run.url if run else "") or "http://127.0.0.1:8000"
-    return converse(Chat(url, given.temperature), given.prompt, Console(highlight=False))
+    return converse(Chat(url, given.temperature, given.max_tokens), given.prompt, Console(highlight=False))
 
 
 def _target(given: argparse.Namespace, settings: StackSettings) -> Target:

@@ -29,8 +29,7 @@ class Attempts:
     An entry outlives every deadline, so that no run which could still arrive finds it forgotten.
     """
 
-    def __init__(self, keep_s: float = LONGEST_DEADLINE_S) -> None:
-        self._keep_s = keep_s
+    def __init__(self) -> None:
         self._newest: OrderedDict[str, _Known] = OrderedDict()  # by session
         self._cancelled: OrderedDict[tuple[str, int | None], _Known] = OrderedDict()  # by request and choice
 
@@ -76,5 +75,5 @@ class Attempts:
     def _put(self, table: OrderedDict[K, _Known], key: K, value: _Known, now_s: float) -> None:
         table[key] = value
         table.move_to_end(key)
-        while table and (len(table) > CAPACITY or next(iter(table.values())).seen_s < now_s - self._keep_s):
+        while table and (len(table) > CAPACITY or next(iter(table.values())).seen_s < now_s - LONGEST_DEADLINE_S):
             table.popitem(last=False)

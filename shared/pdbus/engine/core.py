@@ -12,17 +12,16 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from concurrent.futures import Future
 from types import TracebackType
 from typing import Self, TypeVar
 
 from pdbus.engine.scheduler import Chunk, Limits, Scheduler
 from pdbus.engine.sequence import Ended, Event, LayerReady, Produced, Sequence, Started
 from pdbus.engine.step import Abandoned, compute
-from pdbus.errors import Cancelled, PdbusError
+from pdbus.engine.work import ThreadWork
+from pdbus.errors import Cancelled, PdbusError, Unavailable
 from pdbus.kv.pages import PageTable
 from pdbus.kv.pool import KvPool
 from pdbus.messages.common import Digest
@@ -53,11 +52,11 @@ class Core:
         """Counts turns and layers: it stands still only if the thread hangs."""
         self._scheduler = Scheduler(PageTable(pool.pages), limits)
         self._on_events, self._on_failure = on_events, on_failure
-        self._work: deque[Callable[[], object]] = deque()
-        self._wake = threading.Condition()
-        self._stopping = False
+        self._work = ThreadWork()
         self._unheard = threading.Semaphore(_UNHEARD)
         self._live: dict[Sequence, asyncio.Future[None]] = {}
+        self._gone = False
+        """The thread has ended: no sequence is computed any more."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     async def __aenter__(self) -> Self:
@@ -68,15 +67,9 @@ class Core:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
+        self._work.stop()
         while self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, 0.1)
-        while self._work:  # its callers wait for it, and the thread that it was for is no more
-            self._work.popleft()()
-        for ended in self._live.values():
-            ended.cancel()
 
     @property
     def pages(self) -> PageTable:
@@ -95,29 +88,20 @@ class Core:
         """Runs `work` in the engine's thread between two turns, and returns or raises what it does.
 
         Work that was given away is done, also where nobody waits for its result any more."""
-        done: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(work())
-            except Exception as error:
-                done.set_exception(error)
-
-        self.post(run)
-        return await asyncio.shield(asyncio.wrap_future(done))
+        return await self._work.call(work)
 
     def post(self, work: Callable[[], object]) -> None:
         """Runs `work` in the engine's thread between two turns; it must not raise."""
-        with self._wake:
-            if self._stopping or not self._thread.is_alive():
-                raise Cancelled("the engine has stopped")
-            self._work.append(work)
-            self._wake.notify()
+        self._work.post(work)
 
     def submit(self, sequence: Sequence) -> None:
-        """Hands the sequence and its hold to the engine. Exactly one `Ended` will tell that it has let go of it."""
-        self.post(lambda: self._scheduler.add(sequence))
+        """Hands the sequence and its hold to the engine. Exactly one `Ended` will tell that it has let go of it.
+
+        Raises Unavailable where the engine has stopped."""
+        if self._gone:
+            raise Unavailable("the engine has stopped")
         self._live[sequence] = self._loop.create_future()
+        self.post(lambda: self._scheduler.add(sequence))
 
     def resume(self, sequence: Sequence, computed: int) -> None:
         """The event loop has filled pages of a sequence that was not ready: its first `computed` tokens are there."""
@@ -131,9 +115,8 @@ class Core:
 
     def cancel(self, sequence: Sequence) -> None:
         """Ends the sequence as soon as it can be: also in mid-pass, where the pass serves only cancelled ones."""
-        with self._wake:
-            sequence.cancelled = True
-            self._wake.notify()
+        sequence.cancelled = True
+        self._work.wake()
 
     async def ended(self, sequence: Sequence) -> None:
         """Returns when the engine has let go of the sequence; at once where it has it no longer."""
@@ -156,26 +139,17 @@ class Core:
         return self._scheduler.pages.drop_root(kv_root)
 
     def _run(self) -> None:
+        failure: BaseException | None = None
         try:
             busy = False
-            while self._next(busy):
+            while self._work.do(0.0 if busy else _IDLE_S):
                 self.progress += 1
                 busy = self._turn()
         except BaseException as error:  # the service has to hear of it, whatever it was
             log.exception("the engine's thread died")
-            self._loop.call_soon_threadsafe(self._on_failure, error)
-
-    def _next(self, busy: bool) -> bool:
-        """Does the given work, after waiting for some where nothing is to be computed. False: time to stop."""
-        with self._wake:
-            if not (busy or self._work or self._stopping):
-                self._wake.wait(_IDLE_S)
-            if self._stopping:
-                return False
-            work, self._work = self._work, deque()
-        for one in work:
-            one()
-        return True
+            failure = error
+        self._work.end()
+        self._loop.call_soon_threadsafe(self._hear_end, failure)
 
     def _turn(self) -> bool:
         """One turn; whether anything was computed."""
@@ -194,7 +168,7 @@ class Core:
     def _compute(self, group: Many[Chunk]) -> list[Event]:
         def on_layer(layer: int) -> None:
             self.progress += 1
-            if self._stopping or all(chunk.sequence.cancelled for chunk in group):
+            if self._work.stopping or all(chunk.sequence.cancelled for chunk in group):
                 raise Abandoned
             handed_over = [chunk for chunk in group if chunk.sequence.handoff]
             self._tell([LayerReady(one.sequence, layer, one.sequence.computed, one.tokens) for one in handed_over])
@@ -228,9 +202,18 @@ class Core:
         if not events:
             return
         while not self._unheard.acquire(timeout=_IDLE_S):
-            if self._stopping:
+            if self._work.stopping:
                 return
         self._loop.call_soon_threadsafe(self._hear, events)
+
+    def _hear_end(self, failure: BaseException | None) -> None:
+        self._gone = True
+        for ended in self._live.values():
+            if not ended.done():
+                ended.set_result(None)
+        self._live.clear()
+        if failure is not None:
+            self._on_failure(failure)
 
     def _hear(self, events: list[Event]) -> None:
         self._unheard.release()

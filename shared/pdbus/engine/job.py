@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 
 from pdbus.context import Deadline
 from pdbus.engine.sequence import Ended, Event, Key
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Job(ABC):
-    """`run` is the whole of it: it raises what the attempt failed of, and is cancelled to end it early.
+    """`run` is the whole of it: it raises what the attempt failed of, and is cancelled by `stop` to end it early.
 
     Everything that the job holds is given back before `run` returns or raises."""
 
@@ -33,8 +33,10 @@ class Job(ABC):
         """Output index of the next item."""
         self.finished = False
         """The attempt's last item was sent: nothing more is told of it, not even an error."""
+        self.stopping = False
         self.failure: PdbusError | None = None
-        """Why it is being ended early; None: because it was cancelled."""
+        """Why it is being stopped; None: because nobody wants it any more."""
+        self._begun = False
         self.closed = False
         """It is giving back what it held, and takes nothing more."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -69,21 +71,30 @@ class Job(ABC):
             self.ended.set_exception(event.error)
             self.ended.exception()  # it may be that nobody waits any more: then the end was somebody's wish
 
-    def fail(self, error: PdbusError) -> None:
-        """Ends the job with this error, from outside of its task."""
-        if self.failure is None and not self.task.cancelling():
-            self.failure = error
+    async def live(self) -> None:
+        """Enters `run` in any case, so that it gives back what the job holds, also where it was stopped before."""
+        self._begun = True
+        if self.stopping:
             self.task.cancel()
+        await self.run()
 
-    async def guard(self, work: Coroutine[None, None, None]) -> None:
-        """Awaits a part of the job that runs beside it; if that fails, the job does."""
+    def stop(self, failure: PdbusError | None = None) -> None:
+        """Ends the job early, from outside of its task: with an error that is told, or quietly."""
+        if not self.stopping:
+            self.stopping = True
+            self.failure = failure
+            if self._begun:
+                self.task.cancel()
+
+    async def beside(self, part: Callable[[], Awaitable[None]]) -> None:
+        """Runs a part of the job beside it; if that fails, the job does."""
         try:
-            await work
+            await part()
         except PdbusError as error:
-            self.fail(error)
+            self.stop(error)
         except Exception as error:
             log.exception("attempt %s failed", self.key)
-            self.fail(internal(error))
+            self.stop(internal(error))
 
     def item(
         self,

@@ -2,7 +2,7 @@
 
 A sequence is in exactly one of two places:
 
-    waiting  owns no pages. Admitted in order of arrival once its pages can be had.
+    waiting  admitted in order of arrival, once there is room and its pages can be had (if it doesn't bring them along).
     running  owns the pages of all its known tokens. Takes part in steps while it is `ready`.
 
 A step computes one token of every sequence that continues its answer, and a chunk of each one that still reads its
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pdbus.engine.sequence import Sequence
 from pdbus.errors import DeadlineExceeded, Overloaded, PdbusError, TooLarge
 from pdbus.kv.pages import PageTable
+from pdbus.kv.prefix import PageKey
 from pdbus.messages.common import Digest
 
 
@@ -67,11 +68,8 @@ class Scheduler:
         """Keys of pages that running sequences are about to compute. A hint: a miss costs computing a page twice."""
 
     def add(self, sequence: Sequence) -> None:
-        """One that already owns its pages runs at once; any other waits for them."""
-        if sequence.hold.pages:
-            self.running.append(sequence)
-        else:
-            self.waiting.append(sequence)
+        """It waits for its turn; with pages of its own, if it came with some, else for pages too."""
+        self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> bool:
         """Forgets it; False where it isn't here. Its pages stay with its hold."""
@@ -125,27 +123,28 @@ class Scheduler:
             wanted = -(-len(sequence.tokens) // self.limits.page_tokens)
             if wanted > self.pages.total:
                 self.waiting.remove(sequence)
-                failed.append(
-                    (sequence, TooLarge(f"{len(sequence.tokens)} tokens are more than this worker's KV pool"))
-                )
-                continue
-            shared = self._shared_pages(sequence)
-            if shared < len(sequence.keys) and sequence.keys[shared].digest in self._computing:
-                continue
-            if not self._start(sequence, wanted):
-                break  # those behind it wait too: a large prompt must not starve
-            started.append(sequence)
+                many = f"{len(sequence.tokens)} tokens are more than this worker's KV pool holds"
+                failed.append((sequence, TooLarge(many)))
+            elif not self._prefix_is_being_computed(sequence):
+                if not sequence.hold.pages and not self._take_pages(sequence, wanted):
+                    break  # those behind it wait too: a large prompt must not starve
+                self.waiting.remove(sequence)
+                self.running.append(sequence)
+                started.append(sequence)
         return started
 
-    def _shared_pages(self, sequence: Sequence) -> int:
-        # One token at least is always computed: the next one is sampled from its logits.
-        most = (len(sequence.tokens) - 1) // self.limits.page_tokens
-        return self.pages.matching(sequence.keys[:most])
+    def _prefix_is_being_computed(self, sequence: Sequence) -> bool:
+        """A running sequence is about to publish the first page that this one would have to compute."""
+        shared = self.pages.matching(self._shareable(sequence))
+        return shared < len(sequence.keys) and sequence.keys[shared].digest in self._computing
 
-    def _start(self, sequence: Sequence, wanted: int) -> bool:
-        most = (len(sequence.tokens) - 1) // self.limits.page_tokens
+    def _shareable(self, sequence: Sequence) -> tuple[PageKey, ...]:
+        """Keys of its first pages, less the one with the last token: that is computed in any case, for its logits."""
+        return sequence.keys[: (len(sequence.tokens) - 1) // self.limits.page_tokens]
+
+    def _take_pages(self, sequence: Sequence, wanted: int) -> bool:
         hold = self.pages.hold()
-        shared = hold.match(sequence.keys[:most])
+        shared = hold.match(self._shareable(sequence))
         if not self.pages.can_allocate(wanted - shared):
             hold.release()
             return False
@@ -153,8 +152,6 @@ class Scheduler:
         sequence.hold = hold
         sequence.computed, sequence.published = shared * self.limits.page_tokens, shared
         self._computing.update(key.digest for key in sequence.keys[shared:])
-        self.waiting.remove(sequence)
-        self.running.append(sequence)
         return True
 
     def _grow(self) -> list[tuple[Sequence, PdbusError]]:

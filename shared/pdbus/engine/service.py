@@ -48,11 +48,6 @@ class EngineService(Service[S], Generic[S]):
     async def make_worker(self, pool: KvPool, limits: Limits, stack: contextlib.AsyncExitStack) -> Worker[Any]:
         """The worker, not yet entered. What it needs for its whole life goes onto `stack`."""
 
-    @property
-    @abstractmethod
-    def running(self) -> int:
-        """Sequences in a step at once."""
-
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
             await self.bus.logs.ensure()
@@ -65,7 +60,7 @@ class EngineService(Service[S], Generic[S]):
             if pages < 1:
                 raise SettingsError(f"PDBUS_KV_BYTES is less than one page, {page_format.page_bytes} bytes")
             pool = KvPool(page_format, pages, self.settings.device)
-            limits = Limits(page_format.page_tokens, self.settings.chunk_tokens, self.running)
+            limits = Limits(page_format.page_tokens, self.settings.chunk_tokens, self.settings.most_running)
             self.worker = await self.make_worker(pool, limits, stack)
             await stack.enter_async_context(self.worker)
             follow = follow_invalidations(self.bus, self.settings.model, self.versions, self.worker.core)

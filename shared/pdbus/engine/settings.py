@@ -17,6 +17,8 @@ class EngineSettings(Settings):
     """Of torch, within one operator."""
     chunk_tokens: int = 512
     """Prompt tokens in one step, over all requests."""
+    most_running: int
+    """Requests in the engine's steps at once; others wait."""
     device: str = "cpu"
     """As torch spells it: cpu, cuda, cuda:1."""
 
@@ -26,5 +28,7 @@ class EngineSettings(Settings):
             raise SettingsError("PDBUS_KV_BYTES must be above 0")
         if not 1 <= self.threads <= 1024:
             raise SettingsError(f"PDBUS_THREADS must be 1 to 1024, not {self.threads}")
+        if self.most_running < 1:
+            raise SettingsError("PDBUS_MOST_RUNNING must be at least 1")
         if self.chunk_tokens < PAGE_TOKENS:
             raise SettingsError(f"PDBUS_CHUNK_TOKENS must be at least a page, {PAGE_TOKENS}")

@@ -9,7 +9,7 @@ from pdbus.messages.common import Digest
 from pdbus.messages.router import TokenItem
 
 CancelReason: TypeAlias = Literal["finished", "stopped", "client_gone", "deadline", "superseded", "peer_failed"]
-"""finished: the answer reached the client, and its worker ended it itself; stopped: the router ended it (a stop string)."""
+"""finished: the answer reached the client, its worker ended it itself; stopped: the router ended it (a stop string)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,13 +106,14 @@ async def test_a_ring_of_two_nodes_outlives_one_of_them(
     keys = [sha256(b"%d" % number + root).digest() for number in range(40)]
     materials, values = [b"m"] * 40, [b"value %d" % number * (1 + number * 500) for number in range(40)]
     async with (
-        CacheRing(bus, fleet, replicas=2, get_s=2.0) as ring,
+        CacheRing(bus, fleet, replicas=2, get_s=20.0) as ring,
         node(nats_url, fleet, unique("cache"), model) as staying,
     ):
         async with node(nats_url, fleet, unique("cache"), model):
-            for key, value in zip(keys, values, strict=True):
-                ring.put("result", key, root, b"m", value, ctx(), ttl_s=60.0)
-            await ring.drain(Deadline.after(10.0))
+            for _ in range(5):  # a write is best effort: on a busy machine some are given up
+                for key, value in zip(keys, values, strict=True):
+                    ring.put("result", key, root, b"m", value, ctx(), ttl_s=60.0)
+                await ring.drain(Deadline.after(10.0))
             assert await ring.get("result", keys, root, materials, ctx()) == values
         assert await ring.get("result", keys, root, materials, ctx()) == values
         scanned = await bus.call(CACHE_SCAN(node=staying.settings.id), CacheScan(root=root), ctx())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 import time
@@ -109,6 +110,66 @@ async def test_a_body_that_is_too_large(http: aiohttp.ClientSession):
         status, told, _ = await _post(http, r, BODY | {"prompt": "x" * 3000})
         assert status == 413
         assert told["error"]["message"]
+
+
+async def test_a_body_that_unpacks_to_too_much(http: aiohttp.ClientSession, r: Rig):
+    bomb = gzip.compress(b"[" + b" " * 50_000_000)
+    status, _, _ = await _post(http, r, bomb, Content_Encoding="gzip")
+    assert status == 413
+
+
+async def test_a_packed_body(http: aiohttp.ClientSession, r: Rig):
+    status, _, _ = await _post(http, r, gzip.compress(json.dumps(BODY).encode()), Content_Encoding="gzip")
+    assert status == 200
+
+
+@pytest.mark.parametrize("body", [b"nope", gzip.compress(json.dumps(BODY).encode())[:-9]])
+async def test_a_body_whose_compression_is_broken(http: aiohttp.ClientSession, r: Rig, body: bytes):
+    status, told, _ = await _post(http, r, body, Content_Encoding="gzip")
+    assert status == 400
+    assert told["error"]["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "foo"])
+async def test_an_encoding_that_is_not_served(http: aiohttp.ClientSession, r: Rig, encoding: str):
+    status, told, _ = await _post(http, r, b"nope", Content_Encoding=encoding)
+    assert status == 415
+    assert encoding in told["error"]["message"]
+
+
+async def test_a_body_that_never_comes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pdbus.router.http_body.BODY_S", 0.3)
+    async with rig() as r, asyncio.timeout(10):
+        host, port = r.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+        assert (await reader.readline()).split()[1] == b"408"
+        writer.close()
+
+
+async def test_a_large_body_is_refused_before_it_is_sent(r: Rig):
+    async with asyncio.timeout(10):
+        host, port = r.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n")
+        assert (await reader.readline()).split()[1] == b"413"
+        writer.close()
+
+
+@pytest.mark.parametrize("dripping", [False, True])
+async def test_a_head_that_never_ends_is_cut_off(monkeypatch: pytest.MonkeyPatch, dripping: bool):
+    monkeypatch.setattr("pdbus.router.http._IDLE_S", 0.5)
+    async with rig() as r, asyncio.timeout(10):
+        host, port = r.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
+        ended = asyncio.ensure_future(reader.read())
+        while not ended.done():
+            if dripping:
+                writer.write(b"X-More: x\r\n")
+            await asyncio.wait([ended], timeout=0.1)
+        writer.close()
+        assert isinstance(ended.exception(), ConnectionError) or ended.result() == b""
 
 
 async def test_lone_surrogates_are_no_text(http: aiohttp.ClientSession, r: Rig):
@@ -281,6 +342,17 @@ async def test_accepted_connections_have_no_nagle(r: Rig, monkeypatch: pytest.Mo
         assert response.status == 200
     assert seen
     assert all(seen)
+
+
+async def test_a_client_that_does_not_read_is_cut_off_at_the_deadline(r: Rig):
+    host, port = r.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    body = BODY | {"stream": True, "max_tokens": 480, "n": 8, "logprobs": 20, "timeout": 1, "seed": 1}
+    data = json.dumps(body).encode()
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data))
+    await until(lambda: r.router.frontend.admission.running == 8)
+    await until(lambda: r.router.frontend.admission.running == 0, 6)
+    writer.close()
 
 
 async def test_the_way_out(http: aiohttp.ClientSession, r: Rig):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.simulated import letters
+from loadtest.simulated_answers import letters
 from pdbus.bus.bus import Bus, memory_bus
 from pdbus.client import Client
 from pdbus.context import RequestContext

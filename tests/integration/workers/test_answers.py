@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import replace
 
 import pytest
 
+from pdbus.engine.invalidations import drop_pages
 from pdbus.messages.common import Sampling
 from pdbus.model.llama import Llama
+from tests.support.asking import ids, until
 from tests.support.llama import Runner
-from tests.support.workers import Rig, ids
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    return random.Random(seed).choices(range(3, 320), k=length)
-
+from tests.support.ring import Ring, fleet_of
+from tests.support.workers import Rig, prompt_of
 
 SAMPLED = Sampling(temperature=1.2, top_p=0.95, repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.1)
 
@@ -46,6 +43,20 @@ async def test_a_cached_prefix_changes_nothing_but_the_work(workers: Rig, model:
         items = await router.answer(router.ticket(prefix + tail, 8))
         assert items[0].cached_tokens == cached
         assert ids(items) == Runner(model).greedy(prefix + tail, 8)
+
+
+async def test_a_prefix_from_the_cache_nodes_changes_nothing_but_the_work(workers: Rig, model: Llama) -> None:
+    router, prompt, ring = workers.router, prompt_of(90), Ring()
+    tier, versions, core = workers.prefill.l2, workers.prefill.versions, workers.prefill.core
+    tier._ring, tier._fleet = ring, fleet_of(1)  # type: ignore[assignment]
+    await router.answer(router.ticket(prompt, 1))
+    await until(lambda: ring.puts == 5)
+    await drop_pages(router.root, versions, core)
+    items = await router.answer(router.ticket(prompt, 8))
+    assert items[0].cached_tokens == 80
+    assert ids(items) == Runner(model).greedy(prompt, 8)
+    other = await router.answer(router.ticket(prompt, 1, root=workers.source.root_of["b"]))
+    assert other[0].cached_tokens == 0
 
 
 async def test_another_tenant_never_hits_a_prefix(workers: Rig) -> None:

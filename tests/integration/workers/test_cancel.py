@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
-from pdbus.engine.worker import Worker
+from pdbus.context import RequestContext
+from pdbus.engine.job import Job
 from pdbus.errors import Cancelled, StaleAttempt
 from pdbus.messages.common import Ticket
+from pdbus.messages.decode import DecodeRun
+from pdbus.messages.prefill import PrefillRun
+from pdbus.messages.router import TokenItem
+from pdbus.messages.workers import Cancel
 from pdbus.model.llama import Llama
-from tests.integration.workers.test_answers import prompt_of
+from tests.support.asking import ids, refused, until
 from tests.support.llama import Runner
-from tests.support.workers import Rig, ids, refused
-
-
-@contextmanager
-def paused(worker: Worker[Any]) -> Iterator[None]:
-    """The worker's engine takes no turn meanwhile."""
-    gate = threading.Event()
-    worker.core.post(gate.wait)
-    try:
-        yield
-    finally:
-        gate.set()
-
-
-async def until(predicate: Callable[[], Any], within_s: float = 10.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not predicate():
-            await asyncio.sleep(0.001)
+from tests.support.workers import Rig, paused, prompt_of, receiving
 
 
 async def cancelled(rig: Rig, ticket: Ticket) -> None:
@@ -47,6 +32,19 @@ async def test_before_anything_came(workers: Rig) -> None:
     await cancelled(workers, ticket)
     assert isinstance(await refused(workers.router.run_prefill(ticket)), Cancelled)
     assert isinstance(await refused(workers.router.run_decode(ticket)), Cancelled)
+
+
+async def test_in_the_moment_in_which_it_is_taken(workers: Rig) -> None:
+    """The job's task has not taken its first step."""
+    router = workers.router
+    ticket, ctx = router.ticket(prompt_of(50)), RequestContext.after(5)
+    await workers.prefill.take_run(PrefillRun(ticket, router.decode), ctx)
+    await workers.decode.take_run(DecodeRun(ticket, router.prefill), ctx)
+    for worker in (workers.prefill, workers.decode):
+        assert len(worker.jobs) == 1
+        worker._on_cancel(Cancel(ticket.request_id, 1, router.id, (worker.id,)))
+    await router.cancelled_by(ticket, {router.prefill, router.decode})
+    await workers.until_idle()
 
 
 async def test_while_it_queues(workers: Rig) -> None:
@@ -70,7 +68,7 @@ async def test_when_only_decode_knows_of_it(workers: Rig) -> None:
 async def test_in_the_middle_of_the_hand_over(workers: Rig, model: Llama) -> None:
     ticket = workers.router.ticket(prompt_of(400))
     await workers.router.start(ticket)
-    await until(lambda: any(job.lease and job.lease.frames for job in workers.decode.jobs.values()))
+    await until(lambda: receiving(workers))
     with paused(workers.prefill):
         assert workers.decode.load().leases == 1
         await workers.router.cancel(ticket)
@@ -82,10 +80,22 @@ async def test_in_the_middle_of_the_hand_over(workers: Rig, model: Llama) -> Non
     assert ids(await workers.router.answer(again)) == Runner(model).greedy(list(again.prompt), 8)
 
 
-async def test_while_it_is_decoded(workers: Rig) -> None:
+async def test_while_it_is_decoded(workers: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     ticket = workers.router.ticket(prompt_of(30), 400)
+    decode, gate = workers.decode, threading.Event()
+    send = decode.jobs.send
+
+    def send_and_hold(job: Job, item: TokenItem) -> None:
+        send(job, item)
+        if item.index == 5:
+            decode.core.post(gate.wait)  # the engine goes no further
+
+    monkeypatch.setattr(decode.jobs, "send", send_and_hold)
     await workers.router.start(ticket)
     await workers.router.until(lambda: len(workers.router.of(ticket)) > 5)
+    await workers.router.cancel(ticket)
+    await until(lambda: all(job.stopping for job in decode.jobs))
+    gate.set()
     await cancelled(workers, ticket)
     await workers.until_idle()
     assert len(workers.router.of(ticket)) < 400

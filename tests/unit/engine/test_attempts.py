@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdbus.context import LONGEST_DEADLINE_S
 from pdbus.engine import attempts
 from pdbus.engine.attempts import Attempts
 from pdbus.errors import Cancelled, Overloaded, StaleAttempt, Unavailable
@@ -61,15 +62,15 @@ def test_an_attempt_that_was_refused_for_want_of_room_may_come_again() -> None:
 
 
 def test_what_every_deadline_has_passed_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = Attempts(keep_s=10)
+    table, later = Attempts(), LONGEST_DEADLINE_S + 1.0
     admit(table, 1)
     table.cancel(Cancel("r", 1, "router", ()), 0.0)
-    table.admit("other", 0, "other-0", 1, 11.0)
-    table.cancel(Cancel("other", 1, "router", ()), 11.0)
-    assert admit(table, 1, now_s=11.0)
+    table.admit("other", 0, "other-0", 1, later)
+    table.cancel(Cancel("other", 1, "router", ()), later)
+    assert admit(table, 1, now_s=later)
     monkeypatch.setattr(attempts, "CAPACITY", 2)
     for number in range(3):
-        table.admit(f"x{number}", 0, f"x{number}-0", 1, 12.0)
+        table.admit(f"x{number}", 0, f"x{number}-0", 1, later)
     assert len(table._newest) == 2
 
 

@@ -14,10 +14,11 @@ import torch
 from pdbus.engine.core import Core
 from pdbus.engine.scheduler import Limits
 from pdbus.engine.sequence import Ended, Event, LayerReady, Produced, Sequence
-from pdbus.errors import Cancelled, Corrupt, PdbusError
+from pdbus.errors import Cancelled, Corrupt, PdbusError, Unavailable
 from pdbus.kv.format import PageFormat
 from pdbus.kv.pool import KvPool
 from pdbus.model.batch import Batch
+from tests.support.asking import until
 from tests.support.sequences import sequence
 
 
@@ -139,19 +140,21 @@ async def test_a_cancel_leaves_a_pass_in_its_middle() -> None:
         assert core.pages.used == 0
 
 
-async def test_an_engine_that_dies_says_so_and_takes_nothing_more(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_engine_that_dies_says_so_and_gives_everything_back() -> None:
     def die() -> None:
         raise SystemError("broken")
 
     async with engine() as (core, heard):
+        one = sequence(core.pages, [1] * 8, model=Model(), ready=False)
+        core.submit(one)
+        await until(lambda: core.pages.used)
         core.post(die)
-        async with asyncio.timeout(10):
-            while not heard.failures:
-                await asyncio.sleep(0.01)
+        await until(lambda: heard.failures)
         assert "broken" in str(heard.failures[0])
-        await asyncio.to_thread(core._thread.join)
-        with pytest.raises(Cancelled):
-            core.post(lambda: None)
+        await core.discard(one)
+        assert core.pages.used == 0
+        with pytest.raises(Unavailable):
+            core.submit(one)
 
 
 async def test_work_given_at_the_end_is_done() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from pdbus.engine.version import Pin
 from pdbus.engine.versions import Versions
 from pdbus.errors import RootGone, Unavailable
 from pdbus.model.checkpoint import Checkpoint, open_checkpoint
+from tests.support.asking import until
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.workers import LocalSource
 
@@ -35,12 +35,6 @@ def source(checkpoints: dict[str, Checkpoint]) -> LocalSource:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "_LOOK_S", 0.01)
     monkeypatch.setattr(subject, "_RETRY_S", 0.01)
-
-
-async def until(predicate: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
-        while not predicate():
-            await asyncio.sleep(0.005)
 
 
 def soon() -> Deadline:

@@ -1,0 +1,35 @@
+"""The environment of a worker, and what it may not hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdbus.decode.settings import DecodeSettings
+from pdbus.prefill.settings import PrefillSettings
+from pdbus.settings import SettingsError, load
+
+
+def test_every_setting_comes_from_the_environment() -> None:
+    environ = {
+        "PDBUS_KV_BYTES": "1000",
+        "PDBUS_THREADS": "3",
+        "PDBUS_CHUNK_TOKENS": "64",
+        "PDBUS_MOST_RUNNING": "5",
+        "PDBUS_DEVICE": "cuda:1",
+    }
+    found = load(PrefillSettings, environ)
+    assert (found.kv_bytes, found.threads, found.chunk_tokens, found.most_running) == (1000, 3, 64, 5)
+    assert found.device == "cuda:1"
+
+
+@pytest.mark.parametrize("settings", [PrefillSettings, DecodeSettings])
+@pytest.mark.parametrize(
+    "environ",
+    [{"PDBUS_KV_BYTES": "0"}, {"PDBUS_THREADS": "0"}, {"PDBUS_CHUNK_TOKENS": "15"}, {"PDBUS_MOST_RUNNING": "0"}],
+    ids=str,
+)
+def test_a_value_that_can_not_work_is_refused_by_name(
+    settings: type[PrefillSettings | DecodeSettings], environ: dict[str, str]
+) -> None:
+    with pytest.raises(SettingsError, match=next(iter(environ))):
+        load(settings, environ)

@@ -1,0 +1,107 @@
+"""The second tier gives back the same bytes, without gaps, and never stands in a request's way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import torch
+
+from pdbus.engine.core import Core
+from pdbus.engine.scheduler import Limits
+from pdbus.engine.sequence import Sequence
+from pdbus.kv.format import PageFormat
+from pdbus.kv.pool import KvPool
+from pdbus.prefill.l2 import PrefixTier
+from tests.support.asking import until
+from tests.support.ring import Ring, fleet_of
+from tests.support.sequences import sequence
+
+PROMPT = list(range(19))  # four full pages of 4 tokens, and three tokens
+
+
+@asynccontextmanager
+async def worker(ring: Ring, nodes: int = 1) -> AsyncIterator[tuple[Core, PrefixTier]]:
+    """One prefill worker's engine, whose pool holds random numbers."""
+    pool = KvPool(PageFormat(layers=2, kv_heads=1, head_dim=2, page_tokens=4), 20)
+    for layer in range(2):
+        torch.nn.init.normal_(pool.layer(layer))
+    async with (
+        Core(pool, Limits(4, 8, 8), lambda events: None, lambda error: None) as core,
+        PrefixTier(ring, fleet_of(nodes), core) as tier,  # type: ignore[arg-type]
+    ):
+        yield core, tier
+
+
+async def holding(core: Core, prompt: list[int], computed: int = 0) -> Sequence:
+    """A sequence that is not ready, with its pages; the first `computed` tokens are published."""
+    one = sequence(core.pages, prompt, cache=True, ready=False, handoff=True)
+    core.submit(one)
+    await until(lambda: one.hold.pages)
+    if computed:
+        one.computed = computed
+        await core.call(lambda: core._scheduler.publish(one))
+    return one
+
+
+def bytes_of(core: Core, page: int) -> list[bytes]:
+    return [core.pool.layer(layer)[page].numpy().tobytes() for layer in range(2)]
+
+
+async def test_pages_that_one_worker_computed_fill_those_of_another() -> None:
+    ring = Ring()
+    async with worker(ring) as (core, tier), worker(ring) as (other_core, other_tier):
+        one = await holding(core, PROMPT, computed=16)
+        tier.keep(one, 0)
+        await until(lambda: ring.puts == 4)
+        other = await holding(other_core, PROMPT)
+        assert await other_tier.fill(other, 0) == 16
+        for page, other_page in zip(one.hold.pages[:4], other.hold.pages[:4], strict=True):
+            assert bytes_of(core, page) == bytes_of(other_core, other_page)
+        other_tier.keep(other, 16)
+        tier.keep(one, 0)
+        for each, ones in ((core, one), (other_core, other)):
+            await each.discard(ones)
+            await until(lambda each=each: not each.pages.used)
+        assert ring.puts == 4  # nothing is written twice
+
+
+async def test_the_last_token_is_left_to_be_computed() -> None:
+    ring = Ring()
+    async with worker(ring) as (core, tier):
+        one = await holding(core, PROMPT, computed=16)
+        tier.keep(one, 0)
+        await until(lambda: ring.puts == 4)
+        exact = sequence(core.pages, PROMPT[:16], cache=True)
+        await core.call(lambda: exact.hold.allocate(4))
+        assert await tier.fill(exact, 0) == 12
+
+
+async def test_a_gap_or_a_broken_page_ends_what_is_found() -> None:
+    ring = Ring()
+    async with worker(ring) as (core, tier):
+        one = await holding(core, PROMPT, computed=16)
+        tier.keep(one, 0)
+        await until(lambda: ring.puts == 4)
+        other = sequence(core.pages, PROMPT, cache=True)
+        await core.call(lambda: other.hold.allocate(5))
+        root, material, value = ring.entries[one.keys[2].digest]
+        for wrong in ((root, material, value[:-1]), (root, b"other tokens", value), (b"other root", material, value)):
+            ring.entries[one.keys[2].digest] = wrong
+            assert await tier.fill(other, 0) == 8
+        assert await tier.fill(other, 4) == 4
+        await core.call(other.hold.release)
+        await core.discard(one)
+
+
+async def test_without_nodes_or_room_nothing_is_kept_and_nothing_fails() -> None:
+    for ring, nodes in ((Ring(), 0), (Ring(full=True), 1)):
+        async with worker(ring, nodes) as (core, tier):
+            one = await holding(core, PROMPT, computed=16)
+            tier.keep(one, 0)
+            await asyncio.sleep(0)
+            await core.discard(one)
+            await until(lambda core=core: not core.pages.used)
+            assert ring.entries == {}
+            assert await tier.fill(one, 0) == 0

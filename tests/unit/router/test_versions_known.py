@@ -1,0 +1,113 @@
+"""Which version a name means, and that what refs name is loaded, again where it failed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from loadtest.simulated_version import SimulatedVersions, meta_files, version
+from pdbus.context import Deadline, RequestContext
+from pdbus.errors import InvalidRequest, NotFound, Unavailable
+from pdbus.messages.common import Digest
+from pdbus.router.models import Models, build_version
+from tests.support.router_rig import until
+
+ROOTS = [version(number).root for number in range(2)]
+SALT = b"s"
+
+
+class Flaky(SimulatedVersions):
+    """Its blocks can't be had at first."""
+
+    failures = 0
+
+    async def meta(self, root: Digest, ctx: RequestContext) -> dict[str, bytes]:
+        if self.failures:
+            self.failures -= 1
+            raise Unavailable("nobody serves the blocks")
+        return await super().meta(root, ctx)
+
+
+@pytest.fixture
+def versions() -> Flaky:
+    return Flaky(version(0), version(1))
+
+
+@pytest.fixture
+async def models(versions: Flaky) -> AsyncIterator[Models]:
+    with ThreadPoolExecutor(1) as executor:
+        async with Models("toy", versions, versions, executor) as made:
+            yield made
+
+
+async def test_names(models: Models, versions: Flaky):
+    assert models.resolve(None) == models.resolve("stable") == ROOTS[0]
+    assert models.resolve(ROOTS[1].hex()) == models.resolve("root-" + ROOTS[1].hex()[:8]) == ROOTS[1]
+    for name in ("nothing", "", "*", "zz" * 20, "ab" * 32):
+        with pytest.raises(NotFound):
+            models.resolve(name)
+    with pytest.raises(NotFound):
+        models.check_name("another")
+
+
+async def test_what_a_ref_names_is_loaded_before_it_is_asked_for(models: Models, versions: Flaky):
+    await until(lambda: ROOTS[0] in models.loaded)
+    assert ROOTS[1] not in models.loaded
+    versions.move("canary", ROOTS[1])
+    await until(lambda: ROOTS[1] in models.loaded)
+
+
+async def test_a_load_that_failed_is_tried_again(versions: Flaky, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pdbus.router.models._AGAIN_S", 0.05)
+    versions.failures = 3
+    with ThreadPoolExecutor(1) as executor:
+        async with Models("toy", versions, versions, executor) as models:
+            await until(lambda: ROOTS[0] in models.loaded)
+
+
+async def test_a_request_tells_why_its_version_can_not_be_loaded(models: Models, versions: Flaky):
+    await until(lambda: ROOTS[0] in models.loaded)
+    versions.failures = 1
+    with pytest.raises(Unavailable):
+        await models.get(ROOTS[1], Deadline.after(5))
+    assert (await models.get(ROOTS[1], Deadline.after(5))).root == ROOTS[1]
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"{}", b"\xff"])
+def test_files_that_can_not_be_used_are_refused(file: str, content: bytes | None):
+    meta = meta_files()
+    del meta[file]
+    if content is not None:
+        meta[file] = content
+    if (file, content) == ("tokenizer_config.json", b"{}"):
+        build_version(ROOTS[0], meta, {})
+        return
+    with pytest.raises(InvalidRequest):
+        build_version(ROOTS[0], meta, {})
+
+
+@pytest.mark.parametrize("template", [None, b"{% for %}", b"{{ x | nothing }}", b"\xff{%"])
+def test_without_a_usable_template_there_are_still_completions(template: bytes | None):
+    meta = meta_files()
+    del meta["chat_template.jinja"]
+    if template is not None:
+        meta["chat_template.jinja"] = template
+    assert isinstance(build_version(ROOTS[0], meta, {}).template, InvalidRequest)
+
+
+async def test_page_keys(models: Models):
+    """Equal first pages meet; another version, tenant or numerics do not."""
+    one, two = [await models.get(root, Deadline.after(5)) for root in ROOTS]
+    page = "kv1-l2-t16-h1-d4-fp32"
+    tokens = list(range(40))
+    key = one.page_key(tokens, page, "c", SALT)
+    assert one.page_key([*tokens[:16], 99], page, "c", SALT) == key
+    assert one.page_key([99, *tokens], page, "c", SALT) != key
+    assert two.page_key(tokens, page, "c", SALT) != key
+    assert one.page_key(tokens, page, "d", SALT) != key
+    assert one.page_key(tokens, page, "c", b"other") != key
+    assert one.page_key(tokens[:5], page, "c", SALT) != one.page_key(tokens[:6], page, "c", SALT)
+    assert one.page_key(tokens, "", "", SALT)
