@@ -17,7 +17,8 @@ from pathlib import Path
 
 import uvloop
 
-from loadtest.simulated import Behaviour, Peers, SimulatedWorker
+from loadtest.simulated import Behaviour, SimulatedWorker
+from loadtest.simulated_peers import Peers
 from pdbus.bus.bus import connect
 from pdbus.context import Deadline
 from pdbus.messages.router import TokenFrame
