@@ -52,6 +52,8 @@ class Row:
     """Why it is left out, if it is."""
     load_averages: list[float] = field(default_factory=list)
     """Of the machine when its turn began."""
+    ids: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
+    """By task, the first prompt's new tokens, one answer a round; empty where they aren't told."""
 
 
 async def run_rounds(
@@ -75,6 +77,8 @@ async def run_rounds(
             found = {column.name: column.figure(column.task, timings[column.task]) for column in columns}
             for name, figure in found.items():
                 row.figures.setdefault(name, []).append(figure)
+            for task, timing in timings.items():
+                row.ids.setdefault(task.name, []).append(timing.ids)
             tell(f"round {number + 1}/{rounds} {subject.name}: {_line(found)}")
     return list(rows.values())
 

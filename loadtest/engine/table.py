@@ -9,8 +9,11 @@ from typing import Any
 
 from loadtest.engine.columns import Column, bandwidth_share
 from loadtest.engine.rounds import Row
+from loadtest.markdown import markdown
 
 RSS = "peak RSS MB"
+REFERENCE = "transformers fp32"
+"""What the answers of all others are held against."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,24 @@ class Comparison:
                 }
         return shares
 
+    def agreement(self, reference: str) -> dict[str, float]:
+        """Row -> share of its tokens until the first that differs from the reference's, over all answers of both.
+
+        After a difference greedy answers go their own ways: the share says how long they went together."""
+        rows = {row.name: row for row in self.rows}
+        known = rows[reference].ids if reference in rows else {}
+        found = {}
+        for row in self.rows:
+            pairs = [
+                pair
+                for task in row.ids.keys() & known.keys()
+                for pair in zip(row.ids[task], known[task], strict=False)
+                if all(pair)
+            ]
+            if pairs and row.name != reference:
+                found[row.name] = sum(map(_together, pairs)) / sum(len(theirs) for _, theirs in pairs)
+        return found
+
     def as_json(self) -> dict[str, Any]:
         return {
             "medians": self.medians(),
@@ -75,6 +96,7 @@ class Comparison:
             "ratio_to_best": self.ratios(),
             "bandwidth_bytes_per_s": self.bytes_per_s,
             "bandwidth_share": self.shares(),
+            "agreement": {row.name: self.agreement(row.name) for row in self.rows if "fp32" in row.name},
             "rows": [asdict(row) for row in self.rows],
         }
 
@@ -100,6 +122,9 @@ def render(comparison: Comparison, others: Sequence[str] = ()) -> str:
     if decode and shares:
         head = [f"share of {comparison.bytes_per_s / 1e9:.1f} GB/s", *decode]
         text += "\n\n" + markdown(head, shares)
+    for reference in (row.name for row in comparison.rows if row.name == REFERENCE):
+        agreed = ", ".join(f"{name} {share:.0%}" for name, share in comparison.agreement(reference).items())
+        text += f"\n\ntokens until the first that differs from {reference}: {agreed}"
     loads = [load for row in comparison.rows for load in row.load_averages]
     if loads:
         text += f"\n\nload average when a turn began: {min(loads):.1f} to {max(loads):.1f}"
@@ -107,17 +132,8 @@ def render(comparison: Comparison, others: Sequence[str] = ()) -> str:
     return "\n\n".join([text, *left_out])
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose columns also line up as plain text."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    rule = ["-" * width for width in widths]
-    lines = [head, rule, *rows]
-    return "\n".join(
-        "| "
-        + " | ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
-        + " |"
-        for line in lines
-    )
+def _together(pair: tuple[tuple[int, ...], tuple[int, ...]]) -> int:
+    return next((at for at, (one, other) in enumerate(zip(*pair, strict=False)) if one != other), min(map(len, pair)))
 
 
 def _bold(text: str, really: bool) -> str:

@@ -13,10 +13,10 @@ from typing import Any
 
 from loadtest.asking import one
 from loadtest.client import session
-from loadtest.engine.table import markdown
 from loadtest.handoff.summary import Cost, Moments, cost, moments, way, ways_ms, wire_ratio
 from loadtest.handoff.wire import kv_traffic
 from loadtest.machine import describe
+from loadtest.markdown import markdown
 from loadtest.peers.base import Shape
 from loadtest.prompts import Prompts
 from loadtest.router.flood import flood

@@ -16,10 +16,10 @@ import aiohttp
 
 from loadtest.arrivals import poisson
 from loadtest.client import Observation, ask, session
-from loadtest.engine.table import markdown
 from loadtest.handoff.command import MODES
 from loadtest.interference.summary import Figures, Slo, figures, pooled
 from loadtest.machine import describe
+from loadtest.markdown import markdown
 from loadtest.prompts import Prompts, completion
 from loadtest.stack import Refused, Stack, stack
 from pdbus.model.default import default_checkpoint

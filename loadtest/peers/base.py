@@ -24,6 +24,8 @@ class Timing:
     total_s: float
     new_tokens: int
     """Of each prompt."""
+    ids: tuple[int, ...] = ()
+    """Those of the first prompt: that an engine is fast says little unless it computes the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +75,23 @@ class Peer(Protocol):
 
 
 class Clock:
-    """Times one call: `token` at each step, `timing` at the end."""
+    """Times one call: `token` at each step that is told, at least the first; `timing` at the end."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
         self._first = 0.0
-        self._steps = 0
 
     def token(self) -> None:
         """Every prompt has one more new token."""
-        self._steps += 1
-        if self._steps == 1:
+        if not self._first:
             self._first = time.perf_counter() - self._start
 
-    def timing(self, new_tokens: int | None = None) -> Timing:
-        """`new_tokens` where steps were not told. Raises Unusable if not a single token came."""
-        made = self._steps if new_tokens is None else new_tokens
-        if made < 1:
+    def timing(self, ids: Sequence[int]) -> Timing:
+        """`ids`: the new tokens of the first prompt. Raises Unusable if there are none."""
+        total_s = time.perf_counter() - self._start
+        if len(ids) == 0:
             raise Unusable("it made no token")
-        return Timing(self._first, time.perf_counter() - self._start, made)
+        return Timing(self._first, total_s, len(ids), tuple(map(int, ids)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ class _CTranslate2:
                 clock.token()
             return False
 
-        self._generator.generate_batch(words, include_prompt_in_result=False, callback=step, **limits)
-        return clock.timing()
+        made = self._generator.generate_batch(words, include_prompt_in_result=False, callback=step, **limits)
+        return clock.timing(made[0].sequences_ids[0])
 
 
 @dataclass(frozen=True)

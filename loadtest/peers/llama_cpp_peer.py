@@ -46,12 +46,14 @@ class _LlamaCpp:
             clock = Clock()
             tokens = self._prefill(context, batch, prompts)
             clock.token()
+            made = [tokens[0]]
             for step in range(new_tokens - 1):
                 position = len(prompts[0]) + step
                 rows = [(token, position, number, True) for number, token in enumerate(tokens)]
                 tokens = self._run(context, batch, rows)
                 clock.token()
-            return clock.timing()
+                made.append(tokens[0])
+            return clock.timing(made)
         finally:
             llama_cpp.llama_batch_free(batch)
             llama_cpp.llama_free(context)

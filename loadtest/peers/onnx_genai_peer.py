@@ -36,7 +36,7 @@ class _OnnxGenai:
         for _ in range(new_tokens):
             generator.generate_next_token()
             clock.token()
-        return clock.timing()
+        return clock.timing(generator.get_sequence(0)[len(prompts[0]) :])
 
 
 @dataclass(frozen=True)

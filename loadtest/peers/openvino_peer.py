@@ -45,11 +45,10 @@ class _OpenVino:
         ids = np.array(prompts, np.int64)
         clock = Clock()
         if len(prompts) == 1:  # it takes a streamer for one prompt only
-            self._pipeline.generate(openvino.Tensor(ids), config, _Steps(clock))
-            return clock.timing()
+            made = self._pipeline.generate(openvino.Tensor(ids), config, _Steps(clock))
+            return clock.timing(made.tokens[0])
         inputs = openvino_genai.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids)))
-        self._pipeline.generate(inputs, config)
-        return clock.timing(new_tokens)
+        return clock.timing(self._pipeline.generate(inputs, config).tokens[0])
 
 
 @dataclass(frozen=True)

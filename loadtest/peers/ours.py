@@ -4,74 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from loadtest.peers.base import Clock, Prompts, Sources, Timing, Unusable, Weights
+from loadtest.peers.checkpoint_source import CheckpointSource
 from loadtest.peers.folder import shape
 from loadtest.peers.precision import reads
-from pdbus.canonical import content_digest
-from pdbus.context import Deadline, RequestContext
+from pdbus.context import Deadline
 from pdbus.engine.core import Core
 from pdbus.engine.scheduler import Limits
 from pdbus.engine.sequence import Ended, Event, Produced, Sequence
 from pdbus.engine.version import Version, load
 from pdbus.kv.pool import KvPool
-from pdbus.messages.common import Digest, Sampling, Ticket
-from pdbus.model.checkpoint import Checkpoint, open_checkpoint
+from pdbus.messages.common import Sampling, Ticket
+from pdbus.model.checkpoint import open_checkpoint
 from pdbus.model.compute import compute_class
-from pdbus.weights.blocks import cut, dtype_name
-from pdbus.weights.layer import Tensor, meta_tensor
-from pdbus.weights.manifest import Manifest
 
 _CHUNK_TOKENS = 512
 """As the workers' default."""
 _RUNNING = 64
 _ANSWER_S = 600.0
-
-
-class CheckpointSource:
-    """The only version there is, straight from its checkpoint: what param-servers are to a worker."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint
-        files = {meta_tensor(n): np.frombuffer(content, np.uint8) for n, content in checkpoint.meta.items()}
-        self.known = Manifest.build(_listed(n, a) for part in (checkpoint.tensors(), files.items()) for n, a in part)
-
-    async def manifest(self, root: Digest, ctx: RequestContext) -> Manifest:
-        return self.known
-
-    async def meta(self, root: Digest, ctx: RequestContext) -> Mapping[str, bytes]:
-        return self._checkpoint.meta
-
-    async def tensors(
-        self, root: Digest, ctx: RequestContext, names: Collection[str] | None = None, *, progress: object = None
-    ) -> Mapping[str, np.ndarray]:
-        return _Lazy(self._checkpoint)
-
-
-class _Lazy(Mapping[str, np.ndarray]):
-    """Reads a tensor when it is asked for."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._source = checkpoint.source
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._source.read(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._source.shapes)
-
-    def __len__(self) -> int:
-        return len(self._source.shapes)
-
-
-def _listed(name: str, array: np.ndarray) -> Tensor:
-    return Tensor(name, dtype_name(array.dtype), array.shape, tuple(content_digest(block) for block in cut(array)))
 
 
 @dataclass
@@ -81,6 +37,8 @@ class _Watch:
     clock: Clock
     prompts: int
     ended: int = 0
+    ids: list[int] = field(default_factory=list)
+    """New tokens of the first prompt."""
     error: BaseException | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -88,6 +46,7 @@ class _Watch:
         for event in events:
             if isinstance(event, Produced) and event.sequence.ticket.request_id == "0":
                 self.clock.token()
+                self.ids += event.ids
             if isinstance(event, Ended):
                 self.ended += 1
                 self.error = self.error or event.error
@@ -119,7 +78,7 @@ class _Engine:
                 await watch.over.wait()
         if watch.error or watch.ended < len(prompts):
             raise Unusable(f"the engine failed: {watch.error}")
-        return watch.clock.timing()
+        return watch.clock.timing(watch.ids)
 
     def _sequence(self, core: Core, number: int, prompt: Collection[int], new_tokens: int) -> Sequence:
         ticket = Ticket(

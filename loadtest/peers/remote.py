@@ -35,7 +35,7 @@ class Remote:
         self.process.stdin.write(json.dumps(asked).encode() + b"\n")
         reply = await _reply(self.process, _ANSWER_S)
         self.peak_bytes = reply.pop("peak_bytes")
-        return Timing(**reply)
+        return Timing(**reply | {"ids": tuple(reply["ids"])})
 
 
 async def prepare(python: str, name: str, sources: Sources) -> Path:

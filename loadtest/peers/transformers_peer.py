@@ -39,8 +39,8 @@ class _Transformers:
         clock = Clock()
         steps = _Steps(clock) if len(prompts) == 1 else None  # it takes a streamer for one prompt only
         limits = {"min_new_tokens": new_tokens, "max_new_tokens": new_tokens, "do_sample": False}
-        self._model.generate(ids, attention_mask=torch.ones_like(ids), streamer=steps, pad_token_id=0, **limits)
-        return clock.timing(None if steps else new_tokens)
+        made = self._model.generate(ids, attention_mask=torch.ones_like(ids), streamer=steps, pad_token_id=0, **limits)
+        return clock.timing(made[0, ids.shape[1] :].tolist())
 
 
 @dataclass(frozen=True)

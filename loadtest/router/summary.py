@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from loadtest.engine.table import markdown
+from loadtest.markdown import markdown
 from loadtest.report import percentile
 from loadtest.router.flood import Flood
 from loadtest.router.rig import MODEL

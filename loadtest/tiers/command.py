@@ -14,8 +14,8 @@ from typing import Any
 
 from loadtest.asking import one
 from loadtest.client import session
-from loadtest.engine.table import markdown
 from loadtest.machine import describe
+from loadtest.markdown import markdown
 from loadtest.metrics import counters
 from loadtest.prompts import Prompts
 from loadtest.stack import stack

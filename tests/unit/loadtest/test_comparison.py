@@ -98,6 +98,18 @@ def test_the_report_names_figures_ratios_shares_and_who_is_left_out() -> None:
         assert wanted in text
 
 
+def test_answers_are_held_against_the_reference_until_they_differ() -> None:
+    rows = [
+        Row("reference", ids={"t": [(1, 2, 3, 4), (5, 6, 7, 8)]}),
+        Row("same", ids={"t": [(1, 2, 3, 4), (5, 6, 7, 8)]}),
+        Row("half", ids={"t": [(1, 2, 3, 4), (9, 6, 7, 8)]}),
+        Row("silent", ids={"t": [(), ()]}),
+    ]
+    found = Comparison.of([PREFILL], rows, [], 1.0)
+    assert found.agreement("reference") == {"same": 1.0, "half": 0.5}
+    assert found.agreement("nobody") == {}
+
+
 def test_a_share_counts_weights_and_the_context() -> None:
     # A step reads 1000 bytes of weights and 100 to 111 tokens of 10 bytes.
     assert bandwidth_share(DECODE, 2.0, WEIGHTS, 10_000) == pytest.approx(2 * (1000 + 105.5 * 10) / 10_000)
@@ -129,10 +141,10 @@ def test_sizes_of_the_default_model() -> None:
 
 def test_a_clock_that_heard_nothing_is_no_timing() -> None:
     with pytest.raises(Unusable):
-        Clock().timing()
+        Clock().timing([])
     clock = Clock()
     clock.token()
     clock.token()
-    timing = clock.timing()
-    assert timing.new_tokens == 2
+    timing = clock.timing([7, 8])
+    assert (timing.new_tokens, timing.ids) == (2, (7, 8))
     assert 0 < timing.first_s <= timing.total_s
