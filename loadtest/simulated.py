@@ -26,6 +26,7 @@ from pdbus.messages.presence import Card, Load
 from pdbus.messages.router import TokenFrame, TokenItem
 from pdbus.messages.workers import Accepted, Cancel, Resend, ResendReply
 from pdbus.subjects import CANCEL, DECODE_RESEND, DECODE_RUN, PREFILL_RESEND, PREFILL_RUN, TOKENS
+from pdbus.tasks import cancelled
 
 
 @dataclass
@@ -104,7 +105,7 @@ class SimulatedWorker:
             await self._stack.enter_async_context(registration)
         await self._stack.enter_async_context(await bus.subscribe(CANCEL(), self._on_cancel))
         steps = asyncio.create_task(self._steps())
-        self._stack.push_async_callback(_end, steps)
+        self._stack.push_async_callback(cancelled, steps)
         await self._stack.enter_async_context(self._presence)
         return self
 
@@ -164,9 +165,9 @@ class SimulatedWorker:
         if self._hung:
             await asyncio.sleep(ctx.deadline.remaining_s)
         self.resends += 1
-        session = f"{message.request_id}-{message.choice}"
+        key = message.session, message.attempt
         reply = self._outbox.resend(message)
-        held = (session, message.attempt) in self._running or self._peers.waits(self, (session, message.attempt))
+        held = key in self._running or self._peers.waits(self, key)
         return ResendReply("running") if reply.state == "unknown" and (held or self.behaviour.mute) else reply
 
     async def _on_cancel(self, message: Cancel) -> None:
@@ -227,8 +228,3 @@ class SimulatedWorker:
         for router, frame in self._outbox.take():
             for sent in self.behaviour.tamper(frame):
                 await self._bus.publish(TOKENS(router=router), sent)
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

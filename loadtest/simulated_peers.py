@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pdbus.messages.common import Ticket
+from pdbus.messages.common import Ticket, session_of
 from pdbus.messages.workers import Cancel
 
 Key = tuple[str, int]
@@ -59,4 +59,4 @@ def meant(key: Key, message: Cancel) -> bool:
     session = key[0]
     if message.choice is None:
         return session.rpartition("-")[0] == message.request_id
-    return session == f"{message.request_id}-{message.choice}"
+    return session == session_of(message.request_id, message.choice)

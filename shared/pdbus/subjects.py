@@ -137,7 +137,7 @@ class Work(Subject, Generic[Q]):
 
 @dataclass(frozen=True)
 class Bulk(Subject):
-    """Frames carry their own headers (bus/bulk.py)."""
+    """Frames carry their own headers (bus/bulk_frames.py)."""
 
 
 INFER = StreamRpc("pd.v1.infer.{model}", router.InferRequest, router.InferReply, queue="router")

@@ -12,6 +12,7 @@ from pdbus.errors import PdbusError
 from pdbus.stack import plan, up
 from pdbus.stack.folder import Folder
 from pdbus.stack.plan import Options, ProcessPlan
+from pdbus.stack.settings import StackSettings
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ def main(data: str, *toys: str) -> int:
 
     up.processes, up.suggested_name = processes, suggested_name
     try:
-        return up.up(Options("toy.gguf", "", port=0), Path(data), "", Console(highlight=False, width=200))
+        console = Console(highlight=False, width=200)
+        return up.up(Options("toy.gguf", "", port=0), Path(data), StackSettings(), console)
     except PdbusError as error:
         sys.stderr.write(error.message)
         return 1

@@ -20,6 +20,7 @@ from pdbus.context import new_id
 from pdbus.errors import Corrupt, PdbusError, Unavailable
 from pdbus.messages.workers import Invalidated
 from pdbus.subjects import INVALIDATED
+from pdbus.tasks import cancelled
 from pdbus.telemetry.spans import meter
 
 log = logging.getLogger(__name__)
@@ -47,9 +48,7 @@ class Invalidations:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
 
     @property
     def age_s(self) -> float:

@@ -21,6 +21,7 @@ from pdbus.context import Deadline
 from pdbus.messages.presence import Card, Load
 from pdbus.runtime import Service
 from pdbus.subjects import CACHE_DELETE, CACHE_GET, CACHE_PUT, CACHE_SCAN
+from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class CacheService(Service[CacheSettings]):
             await stack.enter_async_context(self.invalidations)
             await self._serve(stack)
             sweeper = asyncio.create_task(self._sweep())
-            stack.push_async_callback(_cancelled, sweeper)
+            stack.push_async_callback(cancelled, sweeper)
             self._stack = stack.pop_all()
         return self
 
@@ -102,8 +103,3 @@ class CacheService(Service[CacheSettings]):
         while True:
             await asyncio.sleep(_SWEEP_S)
             self.store.expire(time.monotonic())
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

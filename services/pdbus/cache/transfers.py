@@ -20,7 +20,7 @@ _WAITING = 32
 
 
 class Transfers:
-    """`limit_bytes`: of values on their way, in each direction."""
+    """`limit_bytes`: of unpacked values on their way, in each direction."""
 
     def __init__(self, bus: Bus, limit_bytes: int) -> None:
         self._bus = bus
@@ -32,7 +32,8 @@ class Transfers:
 
     def send(self, address: str, stream: str, values: list[tuple[int, Entry]], deadline: Deadline) -> bool:
         """Begins to send (index, entry) pairs to a reader's stream. False: too much is on its way already."""
-        size = sum(entry.size for _, entry in values)
+        # One value is unpacked at a time; the packed ones are the store's own.
+        size = max(entry.size for _, entry in values)
         return self._sends.start(size, partial(self._send, address, stream, values, deadline))
 
     async def take(self, size: int, keep: Callable[[bytes], Awaitable[None]], deadline: Deadline) -> str:

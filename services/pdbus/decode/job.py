@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from pdbus.engine.version import Pin
 from pdbus.errors import Conflict, DeadlineExceeded
 from pdbus.messages.common import Ticket
 from pdbus.messages.decode import DecodeRun, KvFinal, Reserve
+from pdbus.tasks import cancelled
 from pdbus.telemetry import Phase, record_span
 
 if TYPE_CHECKING:
@@ -136,10 +136,7 @@ class DecodeJob(Job):
         self.listening.set()
         if self.lease:
             self._worker.leases.remove(self.lease)
-        if self._receiver:
-            self._receiver.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._receiver
+        await cancelled(self._receiver)
         try:
             if self._sequence:
                 await self._worker.core.discard(self._sequence)

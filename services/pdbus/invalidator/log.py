@@ -13,6 +13,7 @@ from pdbus.context import Deadline
 from pdbus.errors import Corrupt, DeadlineExceeded, PdbusError
 from pdbus.invalidator.deletions import Deletions
 from pdbus.subjects import INVALIDATED
+from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +38,7 @@ class DeletionsFollower:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
 
     async def caught_up(self, deadline: Deadline) -> None:
         """Returns once everything is known that the log held at the time of the call. Raises PdbusError."""

@@ -30,6 +30,7 @@ from pdbus.messages.presence import Load
 from pdbus.peers.history import HistoryFollower
 from pdbus.runtime import Service
 from pdbus.subjects import DELETES
+from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class InvalidatorService(Service[InvalidatorSettings]):
             await stack.enter_async_context(self._history)
             self._history.on_change(lambda _: self._news.set())
             for loop in (self._reconcile, self._work):
-                stack.push_async_callback(_cancel, asyncio.create_task(_always(loop)))
+                stack.push_async_callback(cancelled, asyncio.create_task(_always(loop)))
             self._stack = stack.pop_all()
         return self
 
@@ -130,8 +131,3 @@ async def _always(loop: Callable[[], Awaitable[None]]) -> None:
         except Exception:
             log.exception("failed, trying again")
         await asyncio.sleep(_RETRY_S)
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

@@ -75,9 +75,6 @@ class PackWriter:
         with contextlib.suppress(FileNotFoundError):
             _new(self._path).unlink()
 
-    def __contains__(self, digest: Digest) -> bool:
-        return digest in self._spans
-
     def __len__(self) -> int:
         return len(self._spans)
 

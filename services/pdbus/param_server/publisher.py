@@ -14,6 +14,7 @@ from pdbus.messages.common import Digest
 from pdbus.messages.presence import Card
 from pdbus.param_server.commit import REF, LogWriter, ref_is_due
 from pdbus.peers.history import HistoryFollower
+from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +41,7 @@ class Publisher:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
 
     async def _run(self) -> None:
         news = asyncio.Event()

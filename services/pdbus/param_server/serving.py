@@ -19,6 +19,7 @@ from pdbus.messages.common import Digest
 from pdbus.messages.param_server import BlocksReply, BlocksRequest
 from pdbus.param_server.store import BlockStore
 from pdbus.subjects import TRANSFER, WEIGHT_BLOCKS, WEIGHT_BLOCKS_OF
+from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +59,7 @@ class BlockServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop_intake()
-        for send in self._sends:
-            send.cancel()
-        await asyncio.gather(*self._sends, return_exceptions=True)
+        await cancelled(*self._sends)
 
     @property
     def sending(self) -> int:

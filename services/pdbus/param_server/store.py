@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -56,9 +56,6 @@ class BlockStore:
 
     def __contains__(self, digest: Digest) -> bool:
         return digest in self._pack_of
-
-    def lacking(self, digests: Iterable[Digest]) -> set[Digest]:
-        return {digest for digest in digests if digest not in self._pack_of}
 
     def read(self, digest: Digest) -> memoryview | None:
         """The block's content; None where the store lacks it. May wait for the disk."""

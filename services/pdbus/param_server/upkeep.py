@@ -18,6 +18,7 @@ from pdbus.param_server.serving import BlockServer
 from pdbus.param_server.settings import SERVICE, ParamServerSettings
 from pdbus.param_server.store import BlockStore
 from pdbus.peers.history import HistoryFollower
+from pdbus.tasks import cancelled
 from pdbus.weights.placement import duties
 
 log = logging.getLogger(__name__)
@@ -66,9 +67,7 @@ class Upkeep:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
 
     def duties(self) -> frozenset[int]:
         """The shards that this server has to hold now."""

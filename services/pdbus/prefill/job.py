@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from pdbus.messages.prefill import PrefillRun
 from pdbus.messages.workers import Cancel
 from pdbus.prefill.handoff import Handoff
 from pdbus.subjects import CANCEL
+from pdbus.tasks import cancelled
 from pdbus.telemetry import Phase, record_span
 
 if TYPE_CHECKING:
@@ -114,10 +114,7 @@ class PrefillJob(Job):
     async def _free(self, handing_over: asyncio.Task[None] | None) -> None:
         """Pages only after nobody reads them: the hand-over goes first."""
         self.closed = True
-        if handing_over:
-            handing_over.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await handing_over
+        await cancelled(handing_over)
         try:
             await self._worker.core.discard(self._sequence)
         finally:

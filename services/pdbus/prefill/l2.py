@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import struct
 from collections import OrderedDict
 from types import TracebackType
@@ -18,6 +19,9 @@ from pdbus.kv.codec import export_page, import_page
 from pdbus.kv.prefix import PageKey
 from pdbus.messages.common import Digest
 from pdbus.peers.cache import CacheRing
+from pdbus.tasks import cancelled
+
+log = logging.getLogger(__name__)
 
 TTL_S = 3600.0
 _ASKED_AT_ONCE = 16
@@ -43,9 +47,7 @@ class PrefixTier:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await cancelled(self._task)
 
     async def fill(self, sequence: Sequence, cached: int) -> int:
         """Fills the sequence's full pages after its first `cached` tokens, as far as they are found without a gap.
@@ -81,7 +83,8 @@ class PrefixTier:
     def _take(self, page: int, value: bytes) -> bool:
         try:
             import_page(self._core.pool, page, value)
-        except Corrupt:
+        except Corrupt as error:
+            log.warning("a cached page can't be used: %s", error.message)
             return False
         return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from typing import TypeVar
 
 from pdbus.bus.bus import Bus
 from pdbus.context import RequestContext
@@ -12,12 +13,15 @@ from pdbus.messages.common import Ticket
 from pdbus.messages.decode import DecodeRun
 from pdbus.messages.prefill import PrefillRun
 from pdbus.messages.router import TokenItem
-from pdbus.messages.workers import CancelReason, Resend
+from pdbus.messages.workers import Accepted, CancelReason, Resend
 from pdbus.router.output import ChoiceOutput
 from pdbus.router.placement import Pair
 from pdbus.router.reorder import InOrder
 from pdbus.router.tokens import TokenHub
-from pdbus.subjects import DECODE_RESEND, DECODE_RUN, PREFILL_RESEND, PREFILL_RUN
+from pdbus.subjects import DECODE_RESEND, DECODE_RUN, PREFILL_RESEND, PREFILL_RUN, To
+from pdbus.tasks import cancelled
+
+Q = TypeVar("Q")
 
 ACCEPT_S = 5.0
 """A worker says at once that it has taken a ticket, however long its queue is."""
@@ -57,8 +61,8 @@ class Attempt:
         try:
             with hub.listening(self), hub.workers.booked(self.pair):
                 prefill, decode = self.pair.prefill, self.pair.decode
-                self._own(self._start_prefill(prefill, PrefillRun(self.ticket, decode)))
-                self._own(self._start_decode(decode, DecodeRun(self.ticket, prefill)))
+                self._own(self._start(prefill, PREFILL_RUN(worker=prefill), PrefillRun(self.ticket, decode)))
+                self._own(self._start(decode, DECODE_RUN(worker=decode), DecodeRun(self.ticket, prefill)))
                 await self._over
                 reason = "finished" if self.ended_by_worker else "stopped"
         except PdbusError:
@@ -68,9 +72,7 @@ class Attempt:
             if reason is None:
                 reason = "deadline" if self._ctx.deadline.passed else "client_gone"
             hub.cancels.send(self.ticket, (self.pair.prefill, self.pair.decode), reason)
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await cancelled(*self._tasks)
             if self._over.done() and not self._over.cancelled():
                 self._over.exception()  # told, or no longer wanted
 
@@ -170,17 +172,9 @@ class Attempt:
             self.deliver(item, worker)
         return reply.state
 
-    async def _start_prefill(self, worker: str, run: PrefillRun) -> None:
+    async def _start(self, worker: str, to: To[Q, Accepted], run: Q) -> None:
         try:
-            accepted = await self._bus.call(PREFILL_RUN(worker=worker), run, self._ctx.within(ACCEPT_S))
-        except PdbusError as error:
-            self._fail(error, worker)
-        else:
-            self._incarnations[worker] = accepted.incarnation
-
-    async def _start_decode(self, worker: str, run: DecodeRun) -> None:
-        try:
-            accepted = await self._bus.call(DECODE_RUN(worker=worker), run, self._ctx.within(ACCEPT_S))
+            accepted = await self._bus.call(to, run, self._ctx.within(ACCEPT_S))
         except PdbusError as error:
             self._fail(error, worker)
         else:

@@ -15,6 +15,7 @@ from pdbus.messages.common import Ticket
 from pdbus.messages.router import TokenItem
 from pdbus.messages.workers import Cancel, CancelReason
 from pdbus.subjects import CANCEL
+from pdbus.tasks import cancelled
 
 _FIRST_REPEAT_S = 0.1
 _LONGEST_S = 5.0
@@ -67,10 +68,7 @@ class Cancels:
         """Waits for the repeats, which are bounded."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_LONGEST_S)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
+        await cancelled(*self._tasks)
         self._open.clear()
 
     async def _repeat(self, message: Cancel, waiting: _Open) -> None:

@@ -1,4 +1,4 @@
-"""A request's way through the router (DESIGN.md, section 7), the same for HTTP and for the bus."""
+"""A request's way through the router, the same for HTTP and for the bus: queue, version, tokens, cache, generation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One choice of a request: attempts, each with what was delivered before as a forced prefix, until the answer is whole.
 
-So every token reaches the output once and in order, also when workers die in between (G7).
+So every token reaches the output once and in order, also when workers die in between.
 """
 
 from __future__ import annotations

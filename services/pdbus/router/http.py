@@ -104,7 +104,8 @@ def _generate(frontend: Frontend, endpoint: Endpoint) -> Handler:
     async def handle(http: web.Request) -> web.StreamResponse:
         request = parse_json(endpoint, await read_body(http))
         caller = _caller(http, request)
-        with observed(request, frontend.metrics, SpanKind.SERVER, propagate.extract(http.headers)) as seen:
+        traced = {name.lower(): value for name, value in http.headers.items() if _is_text(value)}
+        with observed(request, frontend.metrics, SpanKind.SERVER, propagate.extract(traced)) as seen:
             async with frontend.answer(request, caller) as answer:
                 headers = {"x-request-id": caller.ctx.request_id, "X-Result-Cache": answer.source}
                 if request.stream:
@@ -116,6 +117,11 @@ def _generate(frontend: Frontend, endpoint: Endpoint) -> Handler:
     return handle
 
 
+def _is_text(value: str) -> bool:
+    """Bytes of a header that are no UTF-8 arrive as lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
 def _caller(http: web.Request, request: GenerateRequest) -> Caller:
     timeout_s = request.timeout_s or DEFAULT_TIMEOUT_S
     header = http.headers.get("X-Request-Timeout-Ms")
@@ -123,10 +129,11 @@ def _caller(http: web.Request, request: GenerateRequest) -> Caller:
         if not re.fullmatch(r"[1-9][0-9]{0,8}", header):
             raise InvalidRequest("X-Request-Timeout-Ms must be a number of milliseconds", param="X-Request-Timeout-Ms")
         timeout_s = min(int(header) / 1e3, request.timeout_s or float(header))
+    key = http.headers.get("Idempotency-Key")
+    if key is not None and not _is_text(key):
+        raise InvalidRequest("Idempotency-Key must be UTF-8", param="Idempotency-Key")
     return Caller(
-        RequestContext(Deadline.after(timeout_s)),
-        CacheControl.parse(http.headers.get("Cache-Control", "")),
-        http.headers.get("Idempotency-Key"),
+        RequestContext(Deadline.after(timeout_s)), CacheControl.parse(http.headers.get("Cache-Control", "")), key
     )
 
 

@@ -31,6 +31,8 @@ class _Known:
     body: bytes
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
+    used: bool = False
+    """A request under it was more than a refusal."""
 
 
 class IdempotencyTable:
@@ -41,6 +43,7 @@ class IdempotencyTable:
     async def hold(self, tenant: str, key: str, body: bytes, deadline: Deadline) -> AsyncIterator[None]:
         """Waits until no other request under the key is at work. `body` is a digest of the request.
 
+        A request that turns out to be invalid leaves its key free: it may be put right and sent again.
         Raises InvalidRequest for an unusable key, Conflict where it was used for another request, DeadlineExceeded."""
         if not 0 < len(key) <= LONGEST_KEY:
             raise InvalidRequest(f"an idempotency key has 1 to {LONGEST_KEY} characters", param="Idempotency-Key")
@@ -56,12 +59,19 @@ class IdempotencyTable:
                     await known.lock.acquire()
             except TimeoutError:
                 raise DeadlineExceeded("the same request was still at work") from None
+            invalid = False
             try:
                 yield
+            except InvalidRequest:
+                invalid = True
+                raise
             finally:
+                known.used |= not invalid
                 known.lock.release()
         finally:
             known.users -= 1
+            if not known.used and not known.users and self._known.get((tenant, key)) is known:
+                del self._known[tenant, key]
 
     def _forget_oldest(self) -> None:
         """Those in use are at most as many as requests are admitted, so only idle ones need to go."""

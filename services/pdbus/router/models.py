@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -23,6 +23,7 @@ from pdbus.model.config import ModelConfig, from_hf
 from pdbus.model.scope import prefix_scope
 from pdbus.router.chat_template import ChatTemplate
 from pdbus.router.tokenizer import Tokenizer, stop_ids
+from pdbus.tasks import cancelled
 from pdbus.weights.history import History
 from pdbus.weights.layer import META, layer_of
 from pdbus.weights.manifest import Manifest
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_REF = "stable"
 CONFIRMED_WITHIN_S = 5.0
-"""T of G3: a router that has not confirmed the log's end for so long refuses requests by ref."""
+"""A router that has not confirmed the log's end for so long refuses requests by ref rather than serve an older root."""
 FINGERPRINT = "root-"
 _MOST_LOADED = 8
 _LOAD_S = 60.0
@@ -47,7 +48,7 @@ class Follower(Protocol):
     @property
     def confirmed_age_s(self) -> float: ...
 
-    def on_change(self, callback: Any) -> Any: ...
+    def on_change(self, callback: Callable[[History], object]) -> Callable[[], None]: ...
 
 
 class Reader(Protocol):
@@ -104,10 +105,10 @@ class Models:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop_following()
-        self._keeping.cancel()
+        await cancelled(self._keeping)
         for load in self._loads.values():
             load.cancel()
-        await asyncio.gather(self._keeping, *self._loads.values(), return_exceptions=True)
+        await asyncio.gather(*self._loads.values(), return_exceptions=True)  # failed ones have been told
 
     @property
     def refs(self) -> Mapping[str, Digest]:
@@ -126,7 +127,7 @@ class Models:
         """The root that a request is pinned to: of a ref (`stable` if None), or of a root's first hex digits.
 
         Raises NotFound, InvalidRequest for an ambiguous beginning, and Unavailable for a ref while it is not certain
-        that no newer entry moved it (G3)."""
+        that no newer entry moved it."""
         history = self._follower.history
         name = DEFAULT_REF if ref is None else ref.removeprefix(FINGERPRINT)
         by_ref = name in history.refs or ref is None

@@ -53,7 +53,7 @@ class Body(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What both endpoints take. The second group are extensions under the names that vLLM gave them."""
 
     model: Annotated[
-        str, Meta(min_length=1, max_length=256, description="NAME, NAME@REF or NAME@ROOT (hex, 8 digits or more)")
+        str, Meta(min_length=1, max_length=256, description="NAME, NAME@REF or NAME@ROOT (hex, 6 digits or more)")
     ]
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None

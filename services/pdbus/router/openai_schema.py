@@ -33,7 +33,7 @@ class ChatMessage:
 class GenerateRequest:
     """A validated request. None is absent, and stays so until the model's own defaults are known.
 
-    Every field must be named by caching/result_key.py, as part of the result key or as neutral.
+    Every field must be named by results.py, as part of the result key or as neutral.
     """
 
     endpoint: Endpoint

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pdbus.errors import InvalidRequest, TooLarge
+from pdbus.messages.common import prompt_logprobs_fit
 from pdbus.router.models import Version
 from pdbus.router.openai_schema import GenerateRequest, Prompt
 
@@ -17,8 +18,6 @@ T = TypeVar("T")
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of max_tokens for completions; a chat may go on to the end of the context."""
 _SHORT_CHARS = 2000
-_PROMPT_LOGPROB_BYTES = 800_000
-"""Log-probabilities of a prompt travel in one message; workers refuse what would not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ def _check(prompt: Encoded, request: GenerateRequest, version: Version) -> None:
         )
     if max(prompt.ids) >= version.config.vocab_size:
         raise InvalidRequest(f"{max(prompt.ids)} is no token id of this model", param=name)
-    if request.echo and request.logprobs is not None and size * (32 + 16 * request.logprobs) > _PROMPT_LOGPROB_BYTES:
+    if request.echo and request.logprobs is not None and not prompt_logprobs_fit(size, request.logprobs):
         raise TooLarge("log-probabilities of so long a prompt don't fit into an answer", param="logprobs")
 
 

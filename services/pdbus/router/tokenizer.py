@@ -30,10 +30,6 @@ class Tokenizer:
         self._add_bos: bool | None = config.get("add_bos_token")
         self._longest = max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=1)
 
-    @property
-    def vocab_size(self) -> int:
-        return int(self._tokenizer.get_vocab_size())
-
     def id_of(self, text: str) -> int | None:
         found: int | None = self._tokenizer.token_to_id(text)
         return found

@@ -18,6 +18,7 @@ from pdbus.router.cancels import Cancels
 from pdbus.router.metrics import RouterMetrics
 from pdbus.router.workers import Workers
 from pdbus.subjects import TOKENS
+from pdbus.tasks import cancelled
 
 if TYPE_CHECKING:
     from pdbus.router.attempt import Attempt
@@ -45,8 +46,7 @@ class TokenHub:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._watch.cancel()
-        await asyncio.gather(self._watch, return_exceptions=True)
+        await cancelled(self._watch)
         await self._registration.close()
 
     @property

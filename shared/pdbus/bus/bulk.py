@@ -86,9 +86,9 @@ class BulkPort:
             yield incoming
 
     @asynccontextmanager
-    async def receive_at(self, subject: str, deadline: Deadline | None = None) -> AsyncIterator[Incoming]:
+    async def receive_at(self, subject: str) -> AsyncIterator[Incoming]:
         """A stream at a subject that is listened to. Raises Conflict when it is open already."""
-        async with self._receive(subject.rpartition(".")[2], subject, deadline) as incoming:
+        async with self._receive(subject.rpartition(".")[2], subject, None) as incoming:
             yield incoming
 
     @asynccontextmanager

@@ -12,7 +12,7 @@ from pdbus.bus.bulk_frames import Frame
 from pdbus.bus.codec import decode
 from pdbus.bus.transport import Buffer
 from pdbus.context import Deadline
-from pdbus.errors import Corrupt, DeadlineExceeded, InvalidRequest, PdbusError, Unavailable, WireError
+from pdbus.errors import Conflict, Corrupt, DeadlineExceeded, InvalidRequest, PdbusError, Unavailable, WireError
 from pdbus.messages.bulk import Credit
 
 H = TypeVar("H")
@@ -74,7 +74,7 @@ class Incoming:
         if self._sender is None:
             self._sender = sender
         elif self._sender != sender:
-            taken = WireError("conflict", "another sender has this stream")
+            taken = WireError.of(Conflict("another sender has this stream"))
             self._send_credit(reply, Credit(sender[1], 0, error=taken))
             return
         self._heard = True

@@ -13,6 +13,7 @@ from pdbus.bus.instruments import Instruments
 from pdbus.bus.transport import Raw, Subscription, Transport
 from pdbus.errors import InvalidRequest
 from pdbus.subjects import ToEvent
+from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
 Q = TypeVar("Q")
@@ -51,9 +52,7 @@ class EventRegistration(Generic[Q]):
         subscription, self._subscription = self._subscription, None
         if subscription:
             await subscription.close()
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
 
     async def __aenter__(self) -> EventRegistration[Q]:
         return self

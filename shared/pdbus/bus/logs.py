@@ -37,9 +37,9 @@ class Logs:
         for follower in self._followers:
             await follower.aclose()
 
-    async def ensure(self, *, replicas: int = 1) -> None:
+    async def ensure(self) -> None:
         """Creates the streams, or brings existing ones to what is written here. Every service may call it."""
-        for config in stream_configs(replicas):
+        for config in stream_configs():
             await self._js.ensure_stream(config)
 
     async def append(
@@ -98,11 +98,9 @@ class Logs:
         self._followers.append(follower)
         return follower
 
-    async def enqueue(
-        self, to: ToEvent[Q], message: Q, *, message_id: str | None = None, deadline: Deadline | None = None
-    ) -> int:
+    async def enqueue(self, to: ToEvent[Q], message: Q, *, message_id: str | None = None) -> int:
         """Puts `message` into a work queue durably; as `append`."""
-        return await self.append(to, message, message_id=message_id, deadline=deadline)
+        return await self.append(to, message, message_id=message_id)
 
     def work(self, to: ToEvent[Q]) -> AsyncGenerator[Job[Q], None]:
         """Jobs of a work queue, one at a time; each goes to one worker of the queue."""
@@ -111,15 +109,14 @@ class Logs:
         return take(to, to.subject, self._js, self._instruments)
 
 
-def stream_configs(replicas: int) -> list[StreamConfig]:
-    """How each stream is kept (NATS.md section 6)."""
+def stream_configs() -> list[StreamConfig]:
+    """How each stream is kept."""
     return [
         StreamConfig(
             name=CHANGELOG.stream,
             subjects=[CHANGELOG.name(model=ANY)],
             retention=RetentionPolicy.LIMITS,
             storage=StorageType.FILE,
-            num_replicas=replicas,
             deny_delete=True,
             deny_purge=True,
             duplicate_window=600,
@@ -129,7 +126,6 @@ def stream_configs(replicas: int) -> list[StreamConfig]:
             subjects=[INVALIDATED.name()],
             retention=RetentionPolicy.LIMITS,
             storage=StorageType.FILE,
-            num_replicas=replicas,
             max_age=24 * 3600,  # a cache that was away for longer starts empty
             duplicate_window=600,
         ),
@@ -138,7 +134,6 @@ def stream_configs(replicas: int) -> list[StreamConfig]:
             subjects=[DELETES.name(model=ANY)],
             retention=RetentionPolicy.WORK_QUEUE,
             storage=StorageType.FILE,
-            num_replicas=replicas,
             max_bytes=64 << 20,
             discard=DiscardPolicy.NEW,  # a reminder that has no room is an error, never a silent loss
             duplicate_window=600,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -15,8 +16,6 @@ from pdbus.errors import PdbusError
 
 log = logging.getLogger(__name__)
 
-VERSION = "0.1.0"
-
 
 @dataclass(slots=True)
 class Micro:
@@ -26,6 +25,7 @@ class Micro:
     id: str
     metadata: Mapping[str, str]
     endpoints: Callable[[], Iterable[Registration[Any, Any]]]
+    version: str = field(default_factory=lambda: importlib.metadata.version("pdbus"))
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     _subscriptions: list[Subscription] = field(default_factory=list)
 
@@ -47,7 +47,7 @@ class Micro:
                 "type": f"io.nats.micro.v1.{verb.lower()}_response",
                 "name": self.service,
                 "id": self.id,
-                "version": VERSION,
+                "version": self.version,
                 "metadata": dict(self.metadata),
             }
             try:

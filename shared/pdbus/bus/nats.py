@@ -16,6 +16,7 @@ import nats.errors
 from pdbus.bus.nats_client import GuardedClient
 from pdbus.bus.transport import NO_HEADERS, Buffer, Callback
 from pdbus.errors import Unavailable
+from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -72,9 +73,7 @@ class NatsTransport:
 
     async def close(self) -> None:
         """Closes in good order: what was sent before reaches the server."""
-        if self._keeper:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+        await cancelled(self._keeper)
         self._connected.clear()
         if self._client:
             await self._client.shut()

@@ -14,6 +14,7 @@ from pdbus.context import Deadline
 from pdbus.errors import DeadlineExceeded
 from pdbus.messages.presence import Card
 from pdbus.subjects import ANY, PRESENCE
+from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +43,7 @@ class Presence:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
 
     async def _run(self) -> None:
         while True:
@@ -59,9 +58,8 @@ class Presence:
 class Fleet:
     """The cards of all processes, kept while the scope lasts."""
 
-    def __init__(self, bus: Bus, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._clock = clock
         self._table = FleetTable()
         self._callbacks: list[Callable[[], None]] = []
         self._waiters: set[asyncio.Event] = set()
@@ -70,11 +68,11 @@ class Fleet:
 
     def live(self, service: str) -> tuple[Card, ...]:
         """Cards of the service's processes that were heard within the last second, by id."""
-        return self._table.live(service, self._clock())
+        return self._table.live(service, time.monotonic())
 
     def state(self, id_: str) -> Liveness:
         """live; suspect after 1 s of silence; dead after 2 s, or if never seen."""
-        return self._table.state(id_, self._clock())
+        return self._table.state(id_, time.monotonic())
 
     def card(self, id_: str) -> Card | None:
         """The last card, also of a process that is dead since not long ago."""
@@ -110,21 +108,19 @@ class Fleet:
     async def __aexit__(self, *_: object) -> None:
         if self._registration:
             await self._registration.close()
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
 
     def _on_card(self, card: Card) -> None:
-        self._tell(self._table.see(card, self._clock()))
+        self._tell(self._table.see(card, time.monotonic()))
 
     async def _run(self) -> None:
         while True:
-            before = self._clock()
+            before = time.monotonic()
             await asyncio.sleep(TICK_S)
-            late_s = self._clock() - before - TICK_S
+            late_s = time.monotonic() - before - TICK_S
             if late_s > SUSPECT_AFTER_S:  # a little lateness is every busy machine's
                 self._table.stalled(late_s)
-            self._tell(self._table.tick(self._clock()))
+            self._tell(self._table.tick(time.monotonic()))
 
     def _tell(self, changed: bool) -> None:
         for news in self._waiters:

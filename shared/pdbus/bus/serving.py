@@ -19,6 +19,7 @@ from pdbus.bus.transport import NO_HEADERS, Raw, Subscription, Transport
 from pdbus.context import Deadline, RequestContext
 from pdbus.errors import DeadlineExceeded, InvalidRequest, Overloaded, PdbusError, Unavailable
 from pdbus.subjects import StreamRpc, To
+from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
 Q = TypeVar("Q")
@@ -82,10 +83,7 @@ class Registration(Generic[Q, R]):
     async def close(self) -> None:
         """Stops the intake and cancels what still runs; its callers are told `unavailable`."""
         await self.stop()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*self._tasks)
 
     async def __aenter__(self) -> Registration[Q, R]:
         return self

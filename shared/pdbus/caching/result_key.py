@@ -63,17 +63,17 @@ class ResultKey:
     """Stored in the entry and compared on a hit, so that not even a colliding digest gives a foreign answer."""
 
 
-def result_key(fields: Mapping[str, Value], schema: KeySchema = RESULT_FIELDS) -> ResultKey:
+def result_key(fields: Mapping[str, Value]) -> ResultKey:
     """The key of the answer to `fields`.
 
-    Raises UndeclaredField for a field that the schema doesn't know and for a missing required one; ValueError or
+    Raises UndeclaredField for a field that RESULT_FIELDS doesn't know and for a missing required one; ValueError or
     TypeError for a value without a canonical encoding (NaN, foreign types).
     """
-    joining = schema.required | schema.joins
-    unknown = fields.keys() - joining - schema.neutral
+    joining = RESULT_FIELDS.required | RESULT_FIELDS.joins
+    unknown = fields.keys() - joining - RESULT_FIELDS.neutral
     if unknown:
         raise UndeclaredField(f"neither in the result key nor declared neutral: {', '.join(sorted(unknown))}")
-    missing = schema.required - fields.keys()
+    missing = RESULT_FIELDS.required - fields.keys()
     if missing:
         raise UndeclaredField(f"no result key without {', '.join(sorted(missing))}")
     # An absent field is [], a present one [value]: no value can pose as absence.

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
+from typing import TypeVar
 
 from pdbus.caching.entry import Entry
 from pdbus.caching.eviction import S3Fifo
 from pdbus.caching.fences import FENCE_BYTES, Fence, Fences
 from pdbus.messages.cache import Kind
+
+G = TypeVar("G")
 
 _BUCKET_S = 10
 _LARGEST_SHARE = 16
@@ -180,7 +183,7 @@ def _bucket(at_s: float) -> int:
     return int(at_s // _BUCKET_S)
 
 
-def _discard(index: dict, group: object, key: bytes) -> None:  # type: ignore[type-arg]
+def _discard(index: dict[G, set[bytes]], group: G, key: bytes) -> None:
     keys = index[group]
     keys.discard(key)
     if not keys:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from types import TracebackType
@@ -14,6 +13,7 @@ from pdbus.engine.outbox import Outbox
 from pdbus.errors import PdbusError
 from pdbus.messages.router import TokenItem
 from pdbus.subjects import TOKENS
+from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +33,7 @@ class Emitter:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await cancelled(self._task)
         await self._flush()
 
     def put(self, router: str, item: TokenItem) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pdbus.context import Deadline
 from pdbus.engine.sequence import Ended, Event, Key
 from pdbus.errors import PdbusError, WireError
-from pdbus.messages.common import Ticket
+from pdbus.messages.common import Ticket, session_of
 from pdbus.messages.decode import Reserve
 from pdbus.messages.router import Finish, TokenItem, TokenLogprob
 
@@ -44,7 +44,7 @@ class Job(ABC):
 
     @property
     def session(self) -> str:
-        return f"{self.request_id}-{self.choice}"
+        return session_of(self.request_id, self.choice)
 
     @property
     def key(self) -> Key:

@@ -16,9 +16,11 @@ from pdbus.engine.emitter import Emitter
 from pdbus.engine.job import Job, internal
 from pdbus.engine.sequence import Key
 from pdbus.errors import Overloaded, PdbusError
+from pdbus.messages.common import session_of
 from pdbus.messages.router import TokenItem
 from pdbus.messages.workers import Cancel
 from pdbus.subjects import CANCEL
+from pdbus.tasks import cancelled
 from pdbus.telemetry import WorkerMetrics, tracer
 
 log = logging.getLogger(__name__)
@@ -58,7 +60,7 @@ class Jobs(Generic[J]):
 
     def admit(self, request_id: str, choice: int, attempt: int) -> bool:
         """True: the attempt is new here, and there is room. False: it was taken already. Raises why it is refused."""
-        session = f"{request_id}-{choice}"
+        session = session_of(request_id, choice)
         if not self.attempts.admit(request_id, choice, session, attempt, time.monotonic()):
             return False
         if len(self._jobs) >= self._most:
@@ -93,10 +95,7 @@ class Jobs(Generic[J]):
             await asyncio.wait([job.task for job in self])
 
     async def close(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*self._tasks)
 
     async def _live(self, job: J) -> None:
         attributes: dict[str, AttributeValue] = {

@@ -26,6 +26,7 @@ from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import BlockReader
 from pdbus.runtime.service import Service
 from pdbus.settings import SettingsError
+from pdbus.tasks import cancelled
 from pdbus.weights.history import History
 
 S = TypeVar("S", bound=EngineSettings)
@@ -64,7 +65,7 @@ class EngineService(Service[S], Generic[S]):
             self.worker = await self.make_worker(pool, limits, stack)
             await stack.enter_async_context(self.worker)
             follow = follow_invalidations(self.bus, self.settings.model, self.versions, self.worker.core)
-            stack.push_async_callback(_cancelled, asyncio.create_task(follow))
+            stack.push_async_callback(cancelled, asyncio.create_task(follow))
             self.worker.failed.add_done_callback(self._on_failed)
             self._stack = stack.pop_all()
         return self
@@ -105,8 +106,3 @@ class EngineService(Service[S], Generic[S]):
     def _on_failed(self, failed: asyncio.Future[None]) -> None:
         if not failed.cancelled() and (error := failed.exception()):
             self.fail(error)
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

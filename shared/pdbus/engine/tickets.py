@@ -5,15 +5,13 @@ from __future__ import annotations
 from pdbus.canonical import DIGEST_BYTES
 from pdbus.context import Deadline
 from pdbus.errors import InvalidRequest, TooLarge
-from pdbus.messages.common import Sampling, Ticket
+from pdbus.messages.common import Sampling, Ticket, prompt_logprobs_fit
 from pdbus.messages.decode import Reserve
 from pdbus.model.config import ModelConfig
 
 LONGEST_NAME = 128
 MOST_STOP_IDS = 64
 MOST_TOP_LOGPROBS = 20
-_PROMPT_LOGPROB_BYTES = 800_000
-"""They travel in one item of one frame, which has to fit into a bus message of 1 MiB."""
 
 
 def is_name(text: str) -> bool:
@@ -90,5 +88,5 @@ def _check_prompt_logprobs(ticket: Ticket) -> None:
         return
     if not 0 <= wanted <= MOST_TOP_LOGPROBS:
         raise InvalidRequest(f"prompt_logprobs must be 0 to {MOST_TOP_LOGPROBS}", param="prompt_logprobs")
-    if len(ticket.prompt) * (32 + 16 * wanted) > _PROMPT_LOGPROB_BYTES:
+    if not prompt_logprobs_fit(len(ticket.prompt), wanted):
         raise TooLarge("log-probabilities of so long a prompt don't fit into an answer", param="prompt_logprobs")

@@ -103,7 +103,5 @@ async def load(
     reuse = max(others, key=lambda model: len(digests.items() & model.digests.items()), default=None)
     arrays = await source.tensors(root, ctx, needed_tensors(config, digests, reuse), progress=progress)
     model = await asyncio.to_thread(build, config, digests, arrays, reuse, device)
-    tensors = {
-        tensor.name: tensor.digest for layer in manifest.layers if layer.name != META for tensor in layer.tensors
-    }
+    tensors = {tensor.name: tensor.digest for layer in layers for tensor in layer.tensors}
     return Version(root, model, prefix_scope(config, tensors, model.page_format(), compute_class))

@@ -21,6 +21,7 @@ from pdbus.engine.version import Pin, Version, WeightSource, load
 from pdbus.errors import InvalidRequest, RootGone
 from pdbus.kv.format import PageFormat
 from pdbus.messages.common import Digest
+from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -93,9 +94,7 @@ class Versions:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await cancelled(self._task)
         for wish in self._wishes.values():
             wish.loaded.cancel()
 

@@ -126,7 +126,7 @@ class Worker(ABC, Generic[J]):
 
     async def resend(self, message: Resend, ctx: RequestContext) -> ResendReply:
         reply = self.emitter.outbox.resend(message)
-        at_work = self.jobs.get((f"{message.request_id}-{message.choice}", message.attempt))
+        at_work = self.jobs.get((message.session, message.attempt))
         return ResendReply("running") if reply.state == "unknown" and at_work else reply
 
     # Cancel, and peers that are gone

@@ -1,4 +1,4 @@
-"""The bulk protocol: credit, and the headers that travel inside frames. The frame's layout is bus/bulk.py's."""
+"""The bulk protocol: credit, and the headers that travel inside frames. The frame's layout is bus/bulk_frames.py's."""
 
 from __future__ import annotations
 

@@ -10,11 +10,6 @@ Digest: TypeAlias = bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Empty:
-    """A reply that only says that it was done."""
-
-
-@dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is chosen. Neutral values switch a step off; temperature 0 is greedy."""
 
@@ -30,6 +25,20 @@ class Sampling:
     """(token id, added to its logit), sorted by id."""
     logprobs: int | None = None
     """None: none wanted; else the chosen token's log-probability and this many best ones (0 to 20)."""
+
+
+PROMPT_LOGPROB_BYTES = 800_000
+"""The log-probabilities of a prompt travel in one item of one frame, which has to fit into a bus message of 1 MiB."""
+
+
+def prompt_logprobs_fit(prompt_tokens: int, top: int) -> bool:
+    """Whether a prompt's log-probabilities, with `top` alternatives for each token, fit into one item."""
+    return prompt_tokens * (32 + 16 * top) <= PROMPT_LOGPROB_BYTES
+
+
+def session_of(request_id: str, choice: int) -> str:
+    """Names a choice of a request across attempts; safe as a subject token."""
+    return f"{request_id}-{choice}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +71,7 @@ class Ticket:
 
     @property
     def session(self) -> str:
-        """Names this choice of the request across attempts; safe as a subject token."""
-        return f"{self.request_id}-{self.choice}"
+        return session_of(self.request_id, self.choice)
 
     @property
     def tokens(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pdbus.messages.common import Digest, Ticket
+from pdbus.messages.common import Digest, Ticket, session_of
 from pdbus.messages.router import TokenItem
 
 
@@ -31,13 +31,13 @@ class Reserve:
     """Tokens whose KV will come: prompt and delivered ones."""
     prefill_worker: str
     page_format: str
-    """Page size, layers, heads, dtype as kv/codec.py spells them; both sides must agree to the letter."""
+    """Layers, page size, heads, dtype as kv/format.py spells them; both sides must agree to the letter."""
     compute_class: str
     deadline_ns: int
 
     @property
     def session(self) -> str:
-        return f"{self.request_id}-{self.choice}"
+        return session_of(self.request_id, self.choice)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class TokenItem:
     attempt: int
     root: Digest
     index: int
-    """Output index of the first of `ids`: the sequence number of G7."""
+    """Output index of the first of `ids`: by it routers order items, drop repeated ones and notice missing ones."""
     ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     """One for each id, where asked for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from pdbus.messages.common import Digest
+from pdbus.messages.common import Digest, session_of
 from pdbus.messages.router import TokenItem
 
 CancelReason: TypeAlias = Literal["finished", "stopped", "client_gone", "deadline", "superseded", "peer_failed"]
@@ -47,6 +47,10 @@ class Resend:
     choice: int
     attempt: int
     from_index: int
+
+    @property
+    def session(self) -> str:
+        return session_of(self.request_id, self.choice)
 
 
 @dataclass(frozen=True, slots=True)

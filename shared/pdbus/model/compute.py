@@ -10,7 +10,7 @@ import torch
 def compute_class(device: torch.device | str) -> str:
     """Names device kind and kernels, the dtypes of weights, activations and KV, and the torch version.
 
-    Workers of one class give equal answers (DESIGN.md G9: in fp32 up to ties)."""
+    Workers of one class give equal answers: in fp32 up to ties between the two best logits."""
     device = torch.device(device)
     if device.type == "cpu":
         kernels = f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}"

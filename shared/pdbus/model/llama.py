@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pdbus.kv.format import PAGE_TOKENS, PageFormat
+from pdbus.kv.format import PageFormat
 from pdbus.kv.pool import KvPool, Slots
 from pdbus.messages.common import Digest
 from pdbus.model.attention import SequencePlan, attend, plan
@@ -62,9 +62,9 @@ class Llama:
     digests: Mapping[str, Digest]
     """Layer name (`embed`, `layers.0`, …, `head`) -> digest, of what this was built from."""
 
-    def page_format(self, page_tokens: int = PAGE_TOKENS) -> PageFormat:
+    def page_format(self) -> PageFormat:
         """The format of the pages that `forward` needs."""
-        return PageFormat(self.config.layers, self.config.kv_heads, self.config.head_dim, page_tokens)
+        return PageFormat(self.config.layers, self.config.kv_heads, self.config.head_dim)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pool: KvPool, on_layer: Callable[[int], None] | None = None) -> Tensor:

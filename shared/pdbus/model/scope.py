@@ -13,12 +13,12 @@ from pdbus.model.config import ModelConfig
 
 
 def prefix_scope(
-    config: ModelConfig, tensors: Mapping[str, Digest], page_format: PageFormat, compute_class: str, salt: bytes = b""
+    config: ModelConfig, tensors: Mapping[str, Digest], page_format: PageFormat, compute_class: str
 ) -> PrefixScope:
-    """The scope of the one layer group that there is: all layers.
+    """The scope of the one layer group that there is, all layers, without a salt.
 
     Its settings are every field of the config: one that doesn't matter can at worst cost a hit. For each tenant, derive
     one with `dataclasses.replace(scope, salt=…)`."""
     group = LayerGroup(0, config.layers - 1)
     settings = dataclasses.asdict(config)
-    return PrefixScope(kv_relevant_root(tensors, group), group, settings, compute_class, page_format, salt)
+    return PrefixScope(kv_relevant_root(tensors, group), group, settings, compute_class, page_format, salt=b"")

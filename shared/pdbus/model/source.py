@@ -40,12 +40,12 @@ def dump(content: object) -> bytes:
     return json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True).encode()
 
 
-def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
-    """A whole small file. Raises CheckpointError if it can't be read or is larger than `limit`."""
+def read_bytes(path: Path) -> bytes:
+    """A whole small file. Raises CheckpointError if it can't be read or is larger than MAX_JSON_BYTES."""
     try:
         size = path.stat().st_size
-        if size > limit:
-            raise CheckpointError.of(path, f"{size} bytes is more than such a file may have ({limit})")
+        if size > MAX_JSON_BYTES:
+            raise CheckpointError.of(path, f"{size} bytes is more than such a file may have ({MAX_JSON_BYTES})")
         return path.read_bytes()
     except OSError as error:
         raise CheckpointError.of(path, f"can't be read: {error.strerror or error}") from error

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from pdbus.context import Deadline
 from pdbus.errors import PdbusError
+from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +47,7 @@ class Background:
             await asyncio.wait(self._tasks, timeout=max(deadline.remaining_s, 0.0))
 
     async def close(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*self._tasks)
 
     async def _run(self, work: Callable[[], Awaitable[None]]) -> None:
         async with self._running:

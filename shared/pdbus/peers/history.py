@@ -17,6 +17,7 @@ from pdbus.context import Deadline
 from pdbus.errors import Corrupt, DeadlineExceeded, PdbusError
 from pdbus.messages.changelog import LogEntry
 from pdbus.subjects import CHANGELOG
+from pdbus.tasks import cancelled
 from pdbus.weights.history import History
 
 log = logging.getLogger(__name__)
@@ -47,10 +48,7 @@ class HistoryFollower:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._task:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await cancelled(self._task)
 
     @property
     def seq(self) -> int:

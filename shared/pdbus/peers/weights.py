@@ -67,25 +67,15 @@ class BlockReader:
         ctx: RequestContext,
         names: Collection[str] | None = None,
         *,
-        have: Mapping[Digest, Array] | None = None,
         progress: Progress | None = None,
     ) -> dict[str, Array]:
         """The named tensors (all but meta files, if none are named), each one array of the checkpoint's shape.
 
-        Those whose tensor digest is in `have` are taken from there, as they are: only changed tensors travel.
         Raises as `manifest`, and NotFound for an unknown name."""
         manifest = await self.manifest(root, ctx)
         if names is None:
             names = [name for name in manifest.tensors if layer_of(name) != META]
-        arrays: dict[str, Array] = {}
-        missing: list[Tensor] = []
-        for tensor in map(manifest.tensor, names):
-            if have is not None and (known := have.get(tensor.digest)) is not None:
-                arrays[tensor.name] = known
-            else:
-                missing.append(tensor)
-        arrays.update(await self._fetch(missing, ctx, progress))
-        return {name: arrays[name] for name in names}
+        return await self._fetch([manifest.tensor(name) for name in names], ctx, progress)
 
     async def _fetch(
         self, tensors: Sequence[Tensor], ctx: RequestContext, progress: Progress | None

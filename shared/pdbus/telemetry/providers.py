@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 
 import prometheus_client
 from opentelemetry import metrics, trace
@@ -22,6 +22,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from pdbus.messages.presence import Load
 from pdbus.settings import Settings
+from pdbus.tasks import cancelled
 from pdbus.telemetry.spans import meter
 
 log = logging.getLogger(__name__)
@@ -112,9 +113,7 @@ class Telemetry:
         try:
             yield
         finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await cancelled(task)
 
     @asynccontextmanager
     async def load(self, read: Callable[[], Load]) -> AsyncIterator[None]:
@@ -137,6 +136,4 @@ class Telemetry:
         try:
             yield
         finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await cancelled(task)

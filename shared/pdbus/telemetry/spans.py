@@ -5,8 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from opentelemetry import metrics, trace
-from opentelemetry.context import Context
-from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import Attributes
 
 
@@ -34,19 +33,7 @@ def meter() -> metrics.Meter:
     return metrics.get_meter("pdbus")
 
 
-def record_span(
-    name: str,
-    start_ns: int,
-    end_ns: int,
-    *,
-    parent: Context | None = None,
-    attributes: Attributes = None,
-    error: str | None = None,
-) -> None:
-    """A span whose times are known afterwards (wall-clock ns), as of work in the engine's thread.
-
-    `parent` is the context of the request that it belongs to: `opentelemetry.context.get_current()` in its handler."""
-    span = tracer().start_span(name, context=parent, kind=SpanKind.INTERNAL, attributes=attributes, start_time=start_ns)
-    if error is not None:
-        span.set_status(Status(StatusCode.ERROR, error))
+def record_span(name: str, start_ns: int, end_ns: int, *, attributes: Attributes = None) -> None:
+    """A span below the current one whose times are known afterwards (wall-clock ns), as of work in another thread."""
+    span = tracer().start_span(name, kind=SpanKind.INTERNAL, attributes=attributes, start_time=start_ns)
     span.end(end_time=end_ns)

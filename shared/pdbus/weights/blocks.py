@@ -1,6 +1,6 @@
 """How a tensor is cut into blocks, and which virtual shard a block belongs to.
 
-The rule is exact (DESIGN section 1), so that any pusher makes the same digests: from row 0 on, runs of
+The rule is exact, so that any pusher makes the same digests: from row 0 on, runs of
 `max(1, 262144 // row bytes)` rows of the checkpoint's own (unfused) tensor, each in little-endian C order. A row is
 one index of the first dimension; a tensor without dimensions is one row. An empty tensor has no blocks.
 """

@@ -79,12 +79,10 @@ class Manifest:
         return {tensor.name: tensor for layer in self.layers for tensor in layer.tensors}
 
     def tensor(self, name: str) -> Tensor:
+        """Raises NotFound."""
         if name not in self.tensors:
             raise NotFound(f"version {self.root.hex()[:12]} has no tensor {name}")
         return self.tensors[name]
-
-    def tensor_digest(self, name: str) -> Digest:
-        return self.tensor(name).digest
 
     @cached_property
     def files(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from pdbus.bus.bus import Bus, connect
 from pdbus.bus.presence import Presence
 from pdbus.context import Deadline, RequestContext
 from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest
+from pdbus.messages.param_server import BlocksRequest
 from pdbus.messages.presence import Card
 from pdbus.model.checkpoint import open_checkpoint
 from pdbus.param_server import reading
@@ -24,6 +25,8 @@ from pdbus.peers.blocks import BlockFetcher, Wanted
 from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import BlockReader, fetch_manifest
 from pdbus.subjects import CHANGELOG, WEIGHT_BLOCKS_OF
+from pdbus.weights.blocks import SHARDS
+from pdbus.weights.placement import duties
 from tests.support.checkpoints import tiny_checkpoint
 
 
@@ -218,10 +221,21 @@ async def test_three_servers_share_the_blocks(stage: Stage, checkpoint: Path) ->
     await stage.start("a", checkpoint)
     await stage.start("b", checkpoint)
     await stage.start("c", checkpoint)
-    sizes = {
-        name: sum(path.stat().st_size for path in (stage.folder / name).rglob("*.pack")) for name in ("a", "b", "c")
-    }
-    assert sizes["c"] < sizes["a"]  # a joined alone and had to hold all
+    ids = [f"{stage.model}-{name}" for name in ("a", "b", "c")]
+    own = duties(ids[2], ids, ids)
+    assert len(own) < SHARDS
+    from_c = BlockFetcher(stage.bus, lambda _: [WEIGHT_BLOCKS_OF(model=stage.model, server=ids[2])])
+    manifest = await fetch_manifest(from_c, await stage.root(), RequestContext.after(20))
+    blocks = [block for block in manifest.blocks() if not block.tensor.startswith("@")]  # manifests are everywhere
+    held = {block.digest for block in blocks if block.shard in own}
+    async with stage.bus.bulk.receive() as incoming:
+        digests = tuple({block.digest for block in blocks})
+        request = BlocksRequest(digests, stage.bus.bulk.address, incoming.stream)
+        reply = await stage.bus.call(
+            WEIGHT_BLOCKS_OF(model=stage.model, server=ids[2]), request, RequestContext.after(5)
+        )
+    # c came last and took no more than its own.
+    assert {digest for digest, size in zip(digests, reply.sizes, strict=True) if size >= 0} == held
     assert equals_checkpoint(await stage.read(), checkpoint)
     await stage.stop("c")
     assert equals_checkpoint(await stage.read(), checkpoint)

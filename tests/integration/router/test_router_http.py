@@ -123,7 +123,7 @@ async def test_a_packed_body(http: aiohttp.ClientSession, r: Rig):
     assert status == 200
 
 
-@pytest.mark.parametrize("body", [b"nope", gzip.compress(json.dumps(BODY).encode())[:-9]])
+@pytest.mark.parametrize("body", [b"nope", gzip.compress(json.dumps(BODY).encode())[:-9]], ids=["no gzip", "cut off"])
 async def test_a_body_whose_compression_is_broken(http: aiohttp.ClientSession, r: Rig, body: bytes):
     status, told, _ = await _post(http, r, body, Content_Encoding="gzip")
     assert status == 400
@@ -307,6 +307,16 @@ async def test_the_same_idempotency_key_gives_the_same_answer(http: aiohttp.Clie
     assert (status, told["error"]["code"]) == (409, "conflict")
 
 
+async def test_an_invalid_request_leaves_its_idempotency_key_free(http: aiohttp.ClientSession, r: Rig):
+    for _ in range(2):
+        refused = [_post(http, r, BODY | {"max_tokens": 10**6}, Idempotency_Key="k") for _ in range(3)]
+        assert {status for status, _, _ in await asyncio.gather(*refused)} == {400}
+    status, _, _ = await _post(http, r, Idempotency_Key="k")
+    assert status == 200
+    status, _, _ = await _post(http, r, BODY | {"max_tokens": 10**6}, Idempotency_Key="k")
+    assert status == 409, "used by now"
+
+
 async def test_tokens_leave_at_once_and_each_frame_in_one_piece(r: Rig):
     """No Nagle stall (a delayed acknowledgement costs 40 ms), and no event in two writes."""
     for worker in r.workers:
@@ -342,6 +352,28 @@ async def test_accepted_connections_have_no_nagle(r: Rig, monkeypatch: pytest.Mo
         assert response.status == 200
     assert seen
     assert all(seen)
+
+
+@pytest.mark.parametrize("name", ["traceparent", "tracestate", "baggage", "Cache-Control"])
+async def test_a_header_that_is_no_text_is_not_heeded(r: Rig, name: str):
+    assert b" 200 " in await _raw_header(r, name.encode() + b": \xff=\xfe")
+
+
+async def test_an_idempotency_key_that_is_no_text_is_refused(r: Rig):
+    told = await _raw_header(r, b"Idempotency-Key: \xff")
+    assert b" 400 " in told
+    assert b"UTF-8" in told
+
+
+async def _raw_header(r: Rig, header: bytes) -> bytes:
+    host, port = r.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    data = json.dumps(BODY | {"temperature": 1}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n%b\r\n\r\n"
+    writer.write(head % (len(data), header) + data)
+    told = await reader.read()
+    writer.close()
+    return told
 
 
 async def test_a_client_that_does_not_read_is_cut_off_at_the_deadline(r: Rig):

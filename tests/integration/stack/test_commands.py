@@ -15,7 +15,7 @@ from pdbus.bus.bus import Bus, connect
 from pdbus.bus.presence import Presence
 from pdbus.canonical import digest
 from pdbus.context import Deadline
-from pdbus.errors import NotFound
+from pdbus.errors import InvalidRequest, NotFound
 from pdbus.messages.changelog import Commit, LogEntry, Member, Ref
 from pdbus.messages.presence import Card, Load
 from pdbus.peers.history import HistoryFollower
@@ -82,6 +82,12 @@ async def test_moving_a_ref_to_where_it_is_writes_nothing(bus: Bus, target: Targ
 async def test_a_version_that_does_not_exist_is_refused(target: Target) -> None:
     with pytest.raises(NotFound, match="feedbeef"):
         await weights.move(target, "stable", "feedbeef")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "pd>", "*", "é", "-x", "x" * 65, "feedbeef", OLD.hex(), "root-1"])
+async def test_a_name_that_no_ref_can_have_is_refused(target: Target, name: str) -> None:
+    with pytest.raises(InvalidRequest, match="can't name a ref"):
+        await weights.move(target, name, OLD.hex())
 
 
 async def test_param_servers_that_are_gone_leave_and_others_stay(bus: Bus, target: Target, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from pdbus.errors import Unavailable
 from pdbus.stack import chat as chat_module
-from pdbus.stack.chat import Chat, Refused, converse
+from pdbus.stack.chat import Chat, Refused, connect, converse
 
 
 class Server:
@@ -126,7 +126,9 @@ def test_an_answer_that_is_stopped_keeps_what_was_said(server: Server) -> None:
 
 def test_one_question_prints_the_answer_and_leaves(server: Server) -> None:
     output = io.StringIO()
-    assert converse(Chat(f"{server.url}/v1"), "Hi", Console(file=output)) == 0
+    chat, console = Chat(f"{server.url}/v1"), Console(file=output)
+    connect(chat, console)
+    assert converse(chat, "Hi", console) == 0
     assert output.getvalue() == "Hello\n"
 
 
@@ -144,8 +146,8 @@ def test_a_conversation_goes_on_after_an_error_until_the_input_ends(
 
     output = io.StringIO()
     console = Console(file=output)
-    monkeypatch.setattr(console, "input", read)
-    assert converse(Chat(server.url), None, console) == 0
+    monkeypatch.setattr("builtins.input", read)
+    assert converse(_connected(server), None, console) == 0
     assert "too [long]" in output.getvalue()
     assert "fine" in output.getvalue()
     assert len(server.asked) == 2
