@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -24,6 +25,9 @@ from pdbus.model.default import default_checkpoint
 
 _NAMED = ("llama.cpp Q4_1", "llama.cpp Q4_0")
 """Peers that each get a ratio of their own: the default model's file as it is, and its fastest relative."""
+
+_OTHERS = 1.0
+"""Load average beyond the cores: an engine's own turn may leave as many as there are."""
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
@@ -56,6 +60,11 @@ def main(argv: list[str]) -> int:
     given = arguments(argv)
     comparison, about = asyncio.run(compare(given))
     print(render(comparison, _NAMED))
+    highest = max((load for row in comparison.rows for load in row.load_averages), default=0.0)
+    if highest > (os.cpu_count() or 1) + _OTHERS:
+        tell(
+            f"load average {highest:.1f}: others were at work, and engines whose threads wait for each other lose most"
+        )
     if given.json:
         given.json.write_text(json.dumps({"machine": about, **comparison.as_json()}, indent=2) + "\n")
     return 0 if any(row.figures for row in comparison.rows) else 1
