@@ -1,9 +1,13 @@
-"""`python -m loadtest`: an open-loop load on a running stack, and the same load on a peer beside it."""
+"""`python -m loadtest`: an open-loop load on a running stack, and the same load on a peer beside it; or a measurement.
+
+`python -m loadtest engine|…` measures one subject of its own, on a stack or workers that it starts and ends itself.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -15,13 +19,23 @@ from loadtest.report import Report, summarize, table
 from loadtest.runner import draw_bodies, first_model, run
 from loadtest.scenarios import SCENARIOS
 
+MEASUREMENTS = {
+    "engine": "our engine and our stack beside other engines",
+    "grow": "how cost grows with length, batch, context, workers and routers",
+    "tiers": "time to first token of a warm prefix, by the tier that it comes from",
+    "handoff": "what the hand-over from prefill to decode costs",
+    "interference": "steady streams while long prompts arrive, disaggregated and colocated",
+    "router": "requests a second and added latency of the router, with simulated workers",
+}
+
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    measured = "\n".join(f"  {name:12} {about}" for name, about in MEASUREMENTS.items())
     known = "\n".join(f"  {scenario.name:10} {scenario.about}" for scenario in SCENARIOS.values())
     parser = argparse.ArgumentParser(
         prog="python -m loadtest",
         description=__doc__,
-        epilog=f"scenarios:\n{known}",
+        epilog=f"scenarios:\n{known}\n\nmeasurements (each has its own --help):\n{measured}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -78,7 +92,12 @@ def _progress(url: str, scenario: str) -> Callable[[int, int], None]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = arguments(argv)
+    given = sys.argv[1:] if argv is None else argv
+    if given and given[0] in MEASUREMENTS:
+        # Each brings libraries of its own, which the others must not need.
+        measure: Callable[[list[str]], int] = importlib.import_module(f"loadtest.{given[0]}.command").main
+        return measure(given[1:])
+    options = arguments(given)
     reports = asyncio.run(load(options))
     print(table(reports))
     if options.json:

@@ -6,6 +6,8 @@ import asyncio
 import itertools
 import json
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,11 +49,14 @@ class Observation:
 async def ask(
     session: aiohttp.ClientSession, url: str, body: dict[str, Any], due_s: float, start: float, timeout_s: float
 ) -> Observation:
-    """Sends `body` as a streamed chat completion. Never raises for what the server or the network does wrong."""
+    """Sends `body` as a streamed completion: of a chat where it has messages, of a prompt otherwise.
+
+    Never raises for what the server or the network does wrong."""
     seen = Observation(due_s, sent_s=time.perf_counter() - start)
     payload = body | {"stream": True, "stream_options": {"include_usage": True}}
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     try:
-        async with asyncio.timeout(timeout_s), session.post(f"{url}/v1/chat/completions", json=payload) as response:
+        async with asyncio.timeout(timeout_s), session.post(url + path, json=payload) as response:
             seen.status = response.status
             if response.status != 200:
                 seen.error = _reason(response.status, await response.text())
@@ -84,7 +89,7 @@ def _take(chunk: dict[str, Any], seen: Observation, now_s: float) -> None:
         seen.error = str(error.get("message", error))
         return
     for choice in chunk.get("choices", ()):
-        if text := choice.get("delta", {}).get("content"):
+        if text := choice.get("text") or choice.get("delta", {}).get("content"):
             seen.chunks_s.append(now_s)
             seen.text += text
         seen.finish = choice.get("finish_reason") or seen.finish
@@ -99,3 +104,12 @@ def _reason(status: int, text: str) -> str:
         return f"{status}: {json.loads(text)['error']['message']}"
     except (ValueError, KeyError, TypeError):
         return f"{status}: {text[:200]}"
+
+
+@asynccontextmanager
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    """Connections as many as there are requests, no answer from the result cache, and none kept there."""
+    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
+    headers = {"Cache-Control": "no-store"}
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as opened:
+        yield opened

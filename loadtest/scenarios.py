@@ -30,7 +30,8 @@ class Scenario:
     draw: Callable[[random.Random, int], Body]
 
 
-def _words(rng: random.Random, count: int) -> str:
+def words(rng: random.Random, count: int) -> str:
+    """`count` everyday words."""
     return " ".join(rng.choice(_WORDS) for _ in range(count))
 
 
@@ -39,21 +40,21 @@ def _chat(messages: list[dict[str, str]], max_tokens: int, **more: Any) -> Body:
 
 
 def _short(rng: random.Random, number: int) -> Body:
-    return _chat([{"role": "user", "content": f"({number}) In one line: why {_words(rng, 6)}?"}], 32)
+    return _chat([{"role": "user", "content": f"({number}) In one line: why {words(rng, 6)}?"}], 32)
 
 
 def _long(rng: random.Random, number: int) -> Body:
-    text = _words(rng, 380)
+    text = words(rng, 380)
     return _chat([{"role": "user", "content": f"({number}) Sum up in one line: {text}"}], 32)
 
 
 def _shared(rng: random.Random, number: int) -> Body:
-    question = f"({number}) My train to {rng.choice(_WORDS)} is late, what about {_words(rng, 4)}?"
+    question = f"({number}) My train to {rng.choice(_WORDS)} is late, what about {words(rng, 4)}?"
     return _chat([{"role": "system", "content": _SYSTEM}, {"role": "user", "content": question}], 32)
 
 
 def _sampled(rng: random.Random, number: int) -> Body:
-    body = _chat([{"role": "user", "content": f"({number}) Tell a story about {_words(rng, 3)}."}], 64)
+    body = _chat([{"role": "user", "content": f"({number}) Tell a story about {words(rng, 3)}."}], 64)
     return body | {"temperature": 0.8, "top_p": 0.95, "seed": rng.randrange(1 << 31)}
 
 

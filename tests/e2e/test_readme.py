@@ -8,6 +8,7 @@ in full.
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
@@ -87,6 +88,8 @@ def test_the_command_exists_with_these_arguments(line: str) -> None:
             assert done.returncode == 0, done.stderr
         case [program, *arguments] if program.endswith("/pdbus"):
             parser().parse_args(arguments)
+        case [program, "-m", "loadtest", name, *arguments] if program.endswith("/python"):
+            importlib.import_module(f"loadtest.{name}.command").arguments(arguments)
         case ["docker", "compose", "up", *arguments]:
             services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
             scaled = [argument.split("=")[0] for argument in arguments if "=" in argument]

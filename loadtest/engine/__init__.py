@@ -1,0 +1,1 @@
+"""`python -m loadtest engine`: our engine, our whole stack and other engines side by side."""

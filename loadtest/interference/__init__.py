@@ -1,0 +1,1 @@
+"""`python -m loadtest interference`: steady streams while long prompts arrive, disaggregated against colocated."""

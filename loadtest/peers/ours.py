@@ -1,0 +1,112 @@
+"""Our own engine in process: scheduler, step loop and sampler as the workers run them, without bus and router."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from loadtest.peers.base import Clock, Prompts, Sources, Timing, Unusable, Weights
+from loadtest.peers.checkpoint_source import CheckpointSource
+from loadtest.peers.folder import shape
+from loadtest.peers.precision import reads
+from pdbus.context import Deadline
+from pdbus.engine.core import Core
+from pdbus.engine.scheduler import Limits
+from pdbus.engine.sequence import Ended, Event, Produced, Sequence
+from pdbus.engine.version import Version, load
+from pdbus.kv.pool import KvPool
+from pdbus.messages.common import Sampling, Ticket
+from pdbus.model.checkpoint import open_checkpoint
+from pdbus.model.compute import compute_class
+
+_CHUNK_TOKENS = 512
+"""As the workers' default."""
+_RUNNING = 64
+_ANSWER_S = 600.0
+
+
+@dataclass
+class _Watch:
+    """Hears the engine's events for one call."""
+
+    clock: Clock
+    prompts: int
+    ended: int = 0
+    ids: list[int] = field(default_factory=list)
+    """New tokens of the first prompt."""
+    error: BaseException | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def hear(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Produced) and event.sequence.ticket.request_id == "0":
+                self.clock.token()
+                self.ids += event.ids
+            if isinstance(event, Ended):
+                self.ended += 1
+                self.error = self.error or event.error
+        if self.ended == self.prompts or self.error:
+            self.over.set()
+
+
+class _Engine:
+    def __init__(self, checkpoint: Path, weights: Weights, threads: int) -> None:
+        torch.set_num_threads(threads)
+        source = CheckpointSource(open_checkpoint(checkpoint))
+        loading = load(source.known.root, source, (), "cpu", compute_class("cpu"), lambda done, total: None)
+        self._version: Version = asyncio.run(loading)
+        self.weights = weights
+
+    def generate(self, prompts: Prompts, new_tokens: int) -> Timing:
+        return asyncio.run(self._generate(prompts, new_tokens))
+
+    async def _generate(self, prompts: Prompts, new_tokens: int) -> Timing:
+        page_format = self._version.model.page_format()
+        pool = KvPool(page_format, len(prompts) * page_format.pages_for(len(prompts[0]) + new_tokens))
+        limits = Limits(page_format.page_tokens, _CHUNK_TOKENS, _RUNNING)
+        watch = _Watch(Clock(), len(prompts))
+        async with Core(pool, limits, watch.hear, lambda error: watch.over.set()) as core:
+            watch.clock = Clock()
+            for number, prompt in enumerate(prompts):
+                core.submit(self._sequence(core, number, prompt, new_tokens))
+            async with asyncio.timeout(_ANSWER_S):
+                await watch.over.wait()
+        if watch.error or watch.ended < len(prompts):
+            raise Unusable(f"the engine failed: {watch.error}")
+        return watch.clock.timing(watch.ids)
+
+    def _sequence(self, core: Core, number: int, prompt: Collection[int], new_tokens: int) -> Sequence:
+        ticket = Ticket(
+            request_id=str(number),
+            choice=0,
+            attempt=1,
+            router="",
+            model="",
+            root=self._version.root,
+            tenant="",
+            salt=b"",
+            prompt=tuple(prompt),
+            delivered=(),
+            sampling=Sampling(temperature=0.0),
+            seed=0,
+            max_tokens=new_tokens,
+            stop_ids=(),
+            deadline_ns=time.time_ns() + int(_ANSWER_S * 1e9),
+        )
+        return Sequence(ticket, self._version, Deadline.after(_ANSWER_S), core.pages.hold())
+
+
+@dataclass(frozen=True)
+class Ours:
+    precision: str
+
+    def prepare(self, sources: Sources) -> Path:
+        return sources.gguf or sources.folder
+
+    def open(self, path: Path, sources: Sources, threads: int) -> _Engine:
+        return _Engine(path, reads(self.precision, shape(sources)), threads)
