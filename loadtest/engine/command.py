@@ -19,7 +19,7 @@ from loadtest.machine import describe, read_bandwidth
 from loadtest.peers.base import Shape, Sources
 from loadtest.peers.catalog import CATALOG
 from loadtest.peers.hf_folder import cache_of, hf_folder
-from loadtest.peers.precision import reads
+from loadtest.peers.precision import OURS, reads
 from loadtest.prompts import Prompts
 from pdbus.model.default import default_checkpoint
 
@@ -95,10 +95,10 @@ def rows(
     ours = []
     for name, entry in CATALOG.items():
         if entry.ours:
-            precision = entry.arguments[0]
-            weights = reads(precision, Shape.of(prompts.config))
+            [row] = entry.arguments
+            weights = reads(row, Shape.of(prompts.config))
             subjects.append(ProcessSubject(name, sys.executable, sources, given.threads))
-            subjects.append(StackSubject(f"{name}, whole stack", checkpoint, precision, weights))
+            subjects.append(StackSubject(f"{name}, whole stack", checkpoint, OURS[row].options, weights))
             ours += [name, f"{name}, whole stack"]
         elif given.peers:
             subjects.append(ProcessSubject(name, given.peers_python, sources, given.threads))

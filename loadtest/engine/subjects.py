@@ -16,6 +16,7 @@ from loadtest.memory import peak_bytes
 from loadtest.peers.base import Prompts, Sources, Timing, Unusable, Weights
 from loadtest.peers.remote import prepare, serving
 from loadtest.stack import Refused, Stack, stack
+from pdbus.model.backends import BackendOptions
 
 
 @dataclass
@@ -42,17 +43,18 @@ class StackSubject:
 
     name: str
     checkpoint: Path
-    precision: str
+    options: BackendOptions
     weights: Weights
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Running]:
-        options = ("--model", str(self.checkpoint), "--precision", self.precision)
+        asked = ("--precision", self.options.precision, "--kv-dtype", self.options.kv_dtype)
+        env = {"PDBUS_ENGINE": self.options.engine}
         try:
-            async with stack(*options) as running, session() as http:
+            async with stack("--model", str(self.checkpoint), *asked, env=env) as running, session() as http:
                 yield _RunningStack(running, http, self.weights)
         except Refused as error:
-            raise Unusable(f"pdbus up {' '.join(options[2:])}: {error}") from None
+            raise Unusable(f"pdbus up {' '.join(asked)}: {error}") from None
 
 
 @dataclass

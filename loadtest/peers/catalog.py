@@ -18,7 +18,10 @@ class Entry:
 
 
 CATALOG: dict[str, Entry] = {
+    "pdbus torch": Entry("ours", "Ours", "pdbus[engine]", ("torch",), ours=True),
     "pdbus fp32": Entry("ours", "Ours", "pdbus[engine]", ("fp32",), ours=True),
+    "pdbus int8": Entry("ours", "Ours", "pdbus[engine]", ("int8",), ours=True),
+    "pdbus int4": Entry("ours", "Ours", "pdbus[engine]", ("int4",), ours=True),
     "llama.cpp Q4_1": Entry("llama_cpp_peer", "LlamaCpp", "llama-cpp-python", ("q4_1",)),
     "llama.cpp Q4_0": Entry("llama_cpp_peer", "LlamaCpp", "llama-cpp-python", ("q4_0",)),
     "llama.cpp Q8_0": Entry("llama_cpp_peer", "LlamaCpp", "llama-cpp-python", ("q8_0",)),

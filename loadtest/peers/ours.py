@@ -13,16 +13,17 @@ import torch
 from loadtest.peers.base import Clock, Prompts, Sources, Timing, Unusable, Weights
 from loadtest.peers.checkpoint_source import CheckpointSource
 from loadtest.peers.folder import shape
-from loadtest.peers.precision import reads
+from loadtest.peers.precision import options_of, reads
 from pdbus.context import Deadline
 from pdbus.engine.core import Core
 from pdbus.engine.scheduler import Limits
 from pdbus.engine.sequence import Ended, Event, Produced, Sequence
 from pdbus.engine.version import Version, load
-from pdbus.kv.pool import KvPool
 from pdbus.messages.common import Sampling, Ticket
+from pdbus.model.backend import Backend
+from pdbus.model.backends import BackendOptions, open_backend
 from pdbus.model.checkpoint import open_checkpoint
-from pdbus.model.compute import compute_class
+from pdbus.model.config import ModelConfig
 
 _CHUNK_TOKENS = 512
 """As the workers' default."""
@@ -55,10 +56,16 @@ class _Watch:
 
 
 class _Engine:
-    def __init__(self, checkpoint: Path, weights: Weights, threads: int) -> None:
-        torch.set_num_threads(threads)
-        source = CheckpointSource(open_checkpoint(checkpoint))
-        loading = load(source.known.root, source, (), "cpu", compute_class("cpu"), lambda done, total: None)
+    def __init__(self, checkpoint: Path, options: BackendOptions, weights: Weights) -> None:
+        torch.set_num_threads(options.threads)
+        opened = open_checkpoint(checkpoint)
+        source = CheckpointSource(opened)
+        self._backend = open_backend(options, opened.config)
+
+        async def backend_for(config: ModelConfig) -> Backend:
+            return self._backend
+
+        loading = load(source.known.root, source, (), backend_for, lambda done, total: None)
         self._version: Version = asyncio.run(loading)
         self.weights = weights
 
@@ -66,8 +73,9 @@ class _Engine:
         return asyncio.run(self._generate(prompts, new_tokens))
 
     async def _generate(self, prompts: Prompts, new_tokens: int) -> Timing:
-        page_format = self._version.model.page_format()
-        pool = KvPool(page_format, len(prompts) * page_format.pages_for(len(prompts[0]) + new_tokens))
+        page_format = self._version.scope.page_format
+        pages = len(prompts) * page_format.pages_for(len(prompts[0]) + new_tokens)
+        pool = self._backend.pool(page_format, pages)
         limits = Limits(page_format.page_tokens, _CHUNK_TOKENS, _RUNNING)
         watch = _Watch(Clock(), len(prompts))
         async with Core(pool, limits, watch.hear, lambda error: watch.over.set()) as core:
@@ -103,10 +111,10 @@ class _Engine:
 
 @dataclass(frozen=True)
 class Ours:
-    precision: str
+    row: str
 
     def prepare(self, sources: Sources) -> Path:
         return sources.gguf or sources.folder
 
     def open(self, path: Path, sources: Sources, threads: int) -> _Engine:
-        return _Engine(path, reads(self.precision, shape(sources)), threads)
+        return _Engine(path, options_of(self.row, threads), reads(self.row, shape(sources)))

@@ -1,12 +1,34 @@
-"""The precisions that our engine is measured in, and what a decode step reads in each."""
+"""The engines and precisions that ours is measured in, and what a decode step reads in each."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from loadtest.peers.base import Shape, Weights
-
-OURS: dict[str, tuple[float, int]] = {"fp32": (32.0, 4)}
-"""Name, as `pdbus up --precision` takes it -> (bits of a weight with its share of scales, bytes of a value of KV)."""
+from pdbus.model.backends import BackendOptions
 
 
-def reads(precision: str, sizes: Shape) -> Weights:
-    return sizes.weights(*OURS[precision])
+@dataclass(frozen=True)
+class Row:
+    options: BackendOptions
+    bits: float
+    """Of a weight, with its share of scales."""
+    kv_bytes: int
+    """Of a value of KV."""
+
+
+OURS: dict[str, Row] = {
+    "torch": Row(BackendOptions("torch"), 32.0, 4),
+    "fp32": Row(BackendOptions("native"), 32.0, 4),
+    "int8": Row(BackendOptions("native", "int8", "int8"), 9.0, 1),
+    "int4": Row(BackendOptions("native", "int4", "int8"), 5.0, 1),
+}
+"""`torch` in fp32; else the native engine, by what `pdbus up --precision` takes, with KV in int8 below fp32."""
+
+
+def options_of(row: str, threads: int) -> BackendOptions:
+    return replace(OURS[row].options, threads=threads)
+
+
+def reads(row: str, sizes: Shape) -> Weights:
+    return sizes.weights(OURS[row].bits, OURS[row].kv_bytes)
