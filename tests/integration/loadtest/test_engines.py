@@ -57,7 +57,7 @@ async def test_one_that_is_not_installed_is_told_in_one_line(tiny: Path, tmp_pat
 
 def test_engine_compares_us_with_a_peer(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "engine.json"
-    arguments = ["engine", "--peers", "--only", "pdbus", "transformers", "--columns", "decode@32", "--rounds", "1"]
+    arguments = ["engine", "--peers", "--only", "pdbus fp32", "transformers", "--columns", "decode@32", "--rounds", "1"]
     assert (
         main([*arguments, "--threads", "1", "--model", str(tiny), "--cache", str(tmp_path), "--json", str(report)]) == 0
     )
