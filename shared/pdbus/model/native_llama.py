@@ -77,7 +77,7 @@ class NativeLlama:
         """Computes one step; returns fp32 logits [len(batch.logit_rows), vocab]. As Llama.forward; besides, `greedy`
         int32 [len(batch.logit_rows)] is filled with the best token of each row."""
         logits: Array = np.empty((len(batch.logit_rows), self.config.vocab_size), np.float32)
-        arrays = _BatchArrays(batch)
+        arrays = _BatchArrays(batch, self.config.vocab_size, pool.pages)
         self.engine.forward(self._struct, pool.struct, arrays.struct, logits, greedy, on_layer)
         return logits
 
@@ -101,9 +101,11 @@ class NativeLlama:
 
 
 class _BatchArrays:
-    """A Batch as the kernels read it; keeps the arrays alive that `struct` points into."""
+    """A Batch as the kernels read it; keeps the arrays alive that `struct` points into.
 
-    def __init__(self, batch: Batch) -> None:
+    The kernels take ids for addresses: one outside of `vocab` or `pool_pages` is a ValueError here."""
+
+    def __init__(self, batch: Batch, vocab: int, pool_pages: int) -> None:
         pieces: list[tuple[int, int, int, int]] = []
         pages: list[int] = []
         at = 0
@@ -114,6 +116,10 @@ class _BatchArrays:
             pieces.append((piece.start, piece.length, piece.past, at))
             pages.extend(piece.page_ids[:needed])
             at += needed
+        if not (0 <= min(batch.tokens) and max(batch.tokens) < vocab):
+            raise ValueError(f"a token id is outside the vocabulary of {vocab}")
+        if not (0 <= min(pages) and max(pages) < pool_pages):
+            raise ValueError(f"a page id is outside the pool of {pool_pages}")
         self._arrays = tuple(np.array(part, np.int32) for part in (batch.tokens, pieces, pages, batch.logit_rows))
         self.struct = BatchStruct(
             len(batch.tokens), len(pieces), len(batch.logit_rows), 0, *(address(array) for array in self._arrays)

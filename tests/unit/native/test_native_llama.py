@@ -212,6 +212,24 @@ def test_too_few_pages_are_refused(engine: NativeEngine, checkpoints: dict[str, 
         model.forward(Batch(prompt(20), [SequenceSlice(0, 20, 0, [0])], []), NativePool(model.page_format(), 1))
 
 
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_token_outside_the_vocabulary_is_refused(
+    engine: NativeEngine, checkpoints: dict[str, Checkpoint], token: int
+) -> None:
+    model = built(checkpoints["llama"], engine, "fp32")
+    with pytest.raises(ValueError, match="vocabulary"):
+        model.forward(Batch([1, token], [SequenceSlice(0, 2, 0, [0])], [1]), NativePool(model.page_format(), 1))
+
+
+@pytest.mark.parametrize("page", [-1, 1])
+def test_a_page_outside_the_pool_is_refused(
+    engine: NativeEngine, checkpoints: dict[str, Checkpoint], page: int
+) -> None:
+    model = built(checkpoints["llama"], engine, "fp32")
+    with pytest.raises(ValueError, match="pool"):
+        model.forward(Batch([1, 2], [SequenceSlice(0, 2, 0, [page])], [1]), NativePool(model.page_format(), 1))
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_version_shares_what_did_not_change(
     engine: NativeEngine, checkpoints: dict[str, Checkpoint], precision: Precision
