@@ -116,9 +116,9 @@ class _BatchArrays:
             pieces.append((piece.start, piece.length, piece.past, at))
             pages.extend(piece.page_ids[:needed])
             at += needed
-        if not (0 <= min(batch.tokens) and max(batch.tokens) < vocab):
+        if min(batch.tokens) < 0 or max(batch.tokens) >= vocab:
             raise ValueError(f"a token id is outside the vocabulary of {vocab}")
-        if not (0 <= min(pages) and max(pages) < pool_pages):
+        if min(pages) < 0 or max(pages) >= pool_pages:
             raise ValueError(f"a page id is outside the pool of {pool_pages}")
         self._arrays = tuple(np.array(part, np.int32) for part in (batch.tokens, pieces, pages, batch.logit_rows))
         self.struct = BatchStruct(
