@@ -9,6 +9,7 @@ from pdbus.bus.bus import Bus
 from pdbus.bus.presence import Fleet
 from pdbus.bus.serving import Registration
 from pdbus.context import RequestContext
+from pdbus.engine.prefix_tier import PrefixTier
 from pdbus.engine.scheduler import Limits
 from pdbus.engine.tickets import check_addressed, check_ticket, is_name
 from pdbus.engine.versions import Versions
@@ -19,7 +20,6 @@ from pdbus.messages.prefill import PrefillRun
 from pdbus.messages.workers import Accepted, Resend, ResendReply
 from pdbus.peers.cache import CacheRing
 from pdbus.prefill.job import PrefillJob
-from pdbus.prefill.l2 import PrefixTier
 from pdbus.subjects import PREFILL_RESEND, PREFILL_RUN, To
 
 MOST_JOBS = 72

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from pdbus.engine.invalidations import drop_pages
+from pdbus.engine.rates import Rates
 from pdbus.messages.common import Sampling
 from pdbus.model.backend import Model
-from pdbus.prefill.rates import Rates
 from tests.support.asking import ids, until
 from tests.support.llama import Runner
 from tests.support.ring import Ring, fleet_of

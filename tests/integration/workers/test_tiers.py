@@ -12,12 +12,12 @@ import pytest
 from pdbus.bus.bus import memory_bus
 from pdbus.bus.memory import MemoryBroker
 from pdbus.context import Deadline
+from pdbus.engine.rates import Rates
 from pdbus.kv.codec import export_page
 from pdbus.kv.format import KvDtype
 from pdbus.kv.prefix import PageKey, page_keys
 from pdbus.model.backend import Model
 from pdbus.model.backends import EngineName
-from pdbus.prefill.rates import Rates
 from tests.support.asking import ids, until
 from tests.support.cache_nodes import Node, cache_node
 from tests.support.llama import Runner

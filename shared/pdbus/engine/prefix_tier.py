@@ -17,13 +17,13 @@ from typing import Self
 from pdbus.bus.presence import Fleet
 from pdbus.context import RequestContext
 from pdbus.engine.core import Core
+from pdbus.engine.rates import Rates
 from pdbus.engine.sequence import Sequence
+from pdbus.engine.write_back import WriteBack, material
 from pdbus.errors import Corrupt
 from pdbus.kv.codec import import_page
 from pdbus.kv.prefix import PageKey
 from pdbus.peers.cache import CacheRing
-from pdbus.prefill.rates import Rates
-from pdbus.prefill.write_back import WriteBack, material
 from pdbus.telemetry import meter
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdbus.prefill.rates import Rates
+from pdbus.engine.rates import Rates
 
 PAGE_BYTES, PAGE_TOKENS = 1000, 16
 

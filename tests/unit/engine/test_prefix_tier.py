@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 import torch
 
 from pdbus.engine.core import Core
+from pdbus.engine.prefix_tier import PrefixTier
 from pdbus.engine.scheduler import Limits
 from pdbus.engine.sequence import Sequence
 from pdbus.kv.format import PageFormat
 from pdbus.kv.pool import KvPool
-from pdbus.prefill.l2 import PrefixTier
 from tests.support.asking import until
 from tests.support.ring import Ring, fleet_of
 from tests.support.sequences import sequence
