@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode
 
 from pdbus.errors import PdbusError
 from pdbus.subjects import Subject
 
 log = logging.getLogger(__name__)
+
+
+def recorded(tracer: trace.Tracer) -> bool:
+    """Whether its spans go anywhere. Until a provider is installed, which is for good, tracers are stand-ins."""
+    if not isinstance(tracer, trace.ProxyTracer):
+        return True
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
 class Instruments:
@@ -56,12 +63,18 @@ class Instruments:
             },
         )
 
-    @contextmanager
     def span(
         self, kind: SpanKind, operation: str, subject: Subject, request_id: str, parent: Context | None = None
-    ) -> Iterator[Span]:
-        """The current span of the scope; an exception that leaves it marks it as failed."""
-        span = self.start_span(kind, operation, subject, request_id, parent)
+    ) -> AbstractContextManager[Span]:
+        """The current span of the scope; an exception that leaves it marks it as failed.
+
+        Nothing is made where spans go nowhere and no `parent` has to be passed on."""
+        if not parent and not recorded(self._tracer):
+            return nullcontext(INVALID_SPAN)
+        return self._current(self.start_span(kind, operation, subject, request_id, parent))
+
+    @contextmanager
+    def _current(self, span: Span) -> Iterator[Span]:
         with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
             try:
                 yield span

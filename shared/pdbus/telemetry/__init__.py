@@ -2,7 +2,7 @@
 
 from pdbus.telemetry.genai import EdgeMetrics, WorkerMetrics, request_attributes, response_attributes, span_name
 from pdbus.telemetry.providers import PROMETHEUS_CONTENT_TYPE, Telemetry, prometheus_text, telemetry
-from pdbus.telemetry.spans import Phase, meter, record_span, tracer
+from pdbus.telemetry.spans import Phase, meter, record_span, span, tracer
 
 __all__ = [
     "PROMETHEUS_CONTENT_TYPE",
@@ -15,6 +15,7 @@ __all__ = [
     "record_span",
     "request_attributes",
     "response_attributes",
+    "span",
     "span_name",
     "telemetry",
     "tracer",
