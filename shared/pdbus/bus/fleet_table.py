@@ -29,7 +29,7 @@ class FleetTable:
     """Cards by process id. Nothing older ever replaces something newer."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _Seen] = {}  # in the order of ids
 
     def see(self, card: Card, now_s: float) -> bool:
         """Takes a card; returns whether others should hear of it (all but changes of load and progress count).
@@ -39,6 +39,7 @@ class FleetTable:
         seen = self._seen.get(card.id)
         if seen is None:
             self._seen[card.id] = _Seen(card, now_s)
+            self._seen = dict(sorted(self._seen.items()))
             return True
         last = seen.card
         if card.incarnation in seen.former:
@@ -84,13 +85,13 @@ class FleetTable:
         """Cards of the service's live processes, by id."""
         return tuple(
             seen.card
-            for id_, seen in sorted(self._seen.items())
-            if seen.card.service == service and self.state(id_, now_s) == "live"
+            for seen in self._seen.values()
+            if seen.card.service == service and now_s - seen.at_s <= SUSPECT_AFTER_S
         )
 
     def cards(self) -> tuple[Card, ...]:
         """Every card that is remembered, of the dead too, by id."""
-        return tuple(seen.card for _, seen in sorted(self._seen.items()))
+        return tuple(seen.card for seen in self._seen.values())
 
 
 def _essence(card: Card) -> tuple[object, ...]:
