@@ -52,13 +52,14 @@ class Answer:
         self._tasks: list[asyncio.Task[None]] = []
         self._stored: StoredAnswer | None = None
         self._waiting: list[Delta] = []
-        self._news = asyncio.Event()
+        self._news: asyncio.Future[None] | None = None
+        """What the reader waits for, while it does."""
         self._error: BaseException | None = None
 
     def emit(self, delta: Delta) -> None:
         """What choices write to."""
         self._waiting.append(delta)
-        self._news.set()
+        self._tell()
 
     def generate(self, generations: Sequence[Generation]) -> None:
         """One for each output, to be run on entering."""
@@ -69,6 +70,8 @@ class Answer:
         self._stored = stored
 
     async def __aenter__(self) -> Self:
+        left_s = max(self._deadline.remaining_s, 0.0)
+        self._timer = asyncio.get_running_loop().call_later(left_s, self._late)
         if self._stored is not None:
             for output, choice in zip(self.outputs, self._stored.choices, strict=True):
                 output.begin()
@@ -83,6 +86,7 @@ class Answer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._timer.cancel()
         for task in self._tasks:
             if kind is not None or not self.whole:
                 task.cancel()
@@ -91,6 +95,11 @@ class Answer:
     @property
     def whole(self) -> bool:
         return all(output.finish is not None for output in self.outputs)
+
+    @property
+    def told(self) -> bool:
+        """The reader has all of it."""
+        return not self._waiting and self.whole
 
     @property
     def prompt_tokens(self) -> int:
@@ -125,12 +134,8 @@ class Answer:
                     raise self._error
                 if self.whole:
                     return
-                self._news.clear()
-                try:
-                    async with self._deadline.timeout():
-                        await self._news.wait()
-                except TimeoutError:
-                    raise DeadlineExceeded("the request's deadline passed before the answer was whole") from None
+                self._news = asyncio.get_running_loop().create_future()
+                await self._news
                 continue
             batch, self._waiting = self._waiting, []
             if self.first_s is None:
@@ -141,5 +146,16 @@ class Answer:
         try:
             await generation.run()
         except Exception as error:
-            self._error = self._error or error
-            self._news.set()
+            self._fail(error)
+
+    def _late(self) -> None:
+        if not self.whole:
+            self._fail(DeadlineExceeded("the request's deadline passed before the answer was whole"))
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)

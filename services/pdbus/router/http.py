@@ -21,10 +21,11 @@ from pdbus.router.cache_control import CacheControl
 from pdbus.router.frontend import Caller, Frontend
 from pdbus.router.http_body import read_body
 from pdbus.router.http_errors import ErrorBody, ErrorDetail, describe, headers_of
+from pdbus.router.http_events import events
 from pdbus.router.http_pages import Pages
 from pdbus.router.observe import Observed, observed
 from pdbus.router.openai_schema import Endpoint, GenerateRequest, parse_json
-from pdbus.router.telling import Chunk, chunks, whole
+from pdbus.router.telling import whole
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,12 @@ _STREAM_HEADERS = {
     "X-Accel-Buffering": "no",
 }
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class _EventStream(web.StreamResponse):
+    """Its head leaves with its first event: a write of its own would cost as much as an event's."""
+
+    _send_headers_immediately = False
 
 
 class HttpServer:
@@ -119,7 +126,7 @@ def _generate(frontend: Frontend, endpoint: Endpoint) -> Handler:
 
 def _is_text(value: str) -> bool:
     """Bytes of a header that are no UTF-8 arrive as lone surrogates."""
-    return not any("\ud800" <= character <= "\udfff" for character in value)
+    return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _caller(http: web.Request, request: GenerateRequest) -> Caller:
@@ -142,14 +149,16 @@ async def _stream(
 ) -> web.StreamResponse:
     """Server-sent events, one write for all that came at once. The status waits for the first token: until then an
     error is an ordinary one; later it is the stream's last event."""
-    response = web.StreamResponse(headers=_STREAM_HEADERS | headers)
-    encode = msgspec.json.Encoder().encode
+    response, last = _EventStream(headers=_STREAM_HEADERS | headers), b""
     try:
-        async for batch in chunks(answer):
-            async with deadline.timeout():  # a client that does not read holds its slot no longer either
+        async with deadline.timeout():  # a client that does not read holds its slot no longer either
+            async for told in events(answer):
                 if not response.prepared:
                     await response.prepare(http)
-                await response.write(_events(batch, encode))
+                if answer.told:
+                    last = told
+                else:
+                    await response.write(told)
     except ConnectionError:
         seen.error = "cancelled"
         return response
@@ -159,9 +168,9 @@ async def _stream(
         status, body = describe(error)
         seen.error = body.error.code
         log.log(logging.ERROR if status == 500 else logging.INFO, "a stream failed: %s", error)
-        await _last(http, response, b"data: " + encode(body) + b"\n\n")
+        await _last(http, response, b"data: %b\n\n" % msgspec.json.encode(body))
         return response
-    await _last(http, response, b"data: [DONE]\n\n")
+    await _last(http, response, last)
     seen.whole(answer)
     return response
 
@@ -173,10 +182,6 @@ async def _last(http: web.Request, response: web.StreamResponse, event: bytes) -
     except (TimeoutError, ConnectionError):
         if http.transport is not None:
             http.transport.abort()
-
-
-def _events(batch: list[Chunk], encode: Callable[[Chunk], bytes]) -> bytes:
-    return b"".join(b"data: %b\n\n" % encode(chunk) for chunk in batch)
 
 
 @web.middleware

@@ -28,8 +28,11 @@ async def read_body(http: web.Request) -> bytes:
             text=f"Content-Encoding {encoding[:32]!r} is not supported: gzip is, or none"
         )
     try:
-        async with asyncio.timeout(BODY_S):
+        if http.content.is_eof():  # as most are by the time that their head is read
             body = await http.read()
+        else:
+            async with asyncio.timeout(BODY_S):
+                body = await http.read()
     except web.RequestPayloadError:
         raise InvalidRequest("the body broke off, or is not cut into chunks as its head says") from None
     except TimeoutError:

@@ -147,6 +147,8 @@ class Models:
     async def get(self, root: Digest, deadline: Deadline) -> Version:
         """Raises what the loading raised (NotFound, Corrupt, InvalidRequest, …), or DeadlineExceeded."""
         load = self._load(root)
+        if _succeeded(load):
+            return load.result()
         done, _ = await asyncio.wait({load}, timeout=max(deadline.remaining_s, 0.0))
         if not done:
             deadline.check("the version's tokenizer had come")

@@ -25,9 +25,9 @@ class ShownToken:
     """Where its text begins, in characters of the choice's text."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delta:
-    """What is new of one choice."""
+    """What is new of one choice. Nobody changes it; being frozen would triple what it costs to make, token by token."""
 
     choice: int
     text: str

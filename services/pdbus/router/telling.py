@@ -36,7 +36,7 @@ Chunk = ChatChunk | CompletionChunk
 
 async def chunks(answer: Answer) -> AsyncIterator[list[Chunk]]:
     """All that is new, as chunks; at the end the usage, if it was asked for."""
-    tell = _Teller(answer)
+    tell = Teller(answer)
     request = answer.request
     usage: Usage | UnsetType | None = None if request.include_usage else UNSET
     async for batch in answer.batches():
@@ -53,10 +53,12 @@ async def whole(answer: Answer) -> ChatCompletion | Completion:
     async for batch in answer.batches():
         for delta in batch:
             deltas[delta.choice].append(delta)
-    return _Teller(answer).all(deltas)
+    return Teller(answer).all(deltas)
 
 
-class _Teller:
+class Teller:
+    """Makes the objects of one answer, each chunk once and in order."""
+
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._chat = answer.request.endpoint == "chat.completions"
