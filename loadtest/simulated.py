@@ -178,9 +178,8 @@ class SimulatedWorker:
             return
         scope = (message.request_id, message.choice)
         self._cancelled[scope] = max(message.attempt, self._cancelled.get(scope, 0))
-        for key, running in list(self._running.items()):
-            if meant(key, message) and running.ticket.attempt <= message.attempt:
-                del self._running[key]
+        for key in [key for key in self._running if key[1] <= message.attempt and meant(key, message)]:
+            del self._running[key]
         self._peers.drop(self, message)
         self._outbox.acknowledge(message)
         if message.reason != "finished":
@@ -205,12 +204,12 @@ class SimulatedWorker:
         if self.behaviour.fail_at is not None and index >= self.behaviour.fail_at:
             del self._running[key]
             error = WireError("overloaded", "told to fail")
-            return replace(item_of(ticket, index, ()), finish="error", error=error)
+            return item_of(ticket, index, (), "error", error)
         token = running.answer[index] if index < len(running.answer) else None
         stop = token is None or token in ticket.stop_ids
         length = not stop and index + 1 >= ticket.max_tokens
         ids = () if token is None or stop else (token,)
-        item = replace(item_of(ticket, index, ids), finish="stop" if stop else "length" if length else None)
+        item = item_of(ticket, index, ids, "stop" if stop else "length" if length else None)
         if self.service == "prefill":
             del self._running[key]
             item = replace(item, cached_tokens=len(ticket.prompt) // 16 * 16, prompt_logprobs=prompt_logprobs(ticket))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 
-from pdbus.canonical import digest
+from pdbus.canonical import encode
+from pdbus.errors import WireError
 from pdbus.messages.common import Ticket
-from pdbus.messages.router import TokenItem, TokenLogprob
+from pdbus.messages.router import Finish, TokenItem, TokenLogprob
 
 Script = Callable[[Ticket], Sequence[int]]
 """The whole answer to a ticket, as ids; it ends at the first stop id among them, or at the ticket's limit."""
@@ -17,14 +19,20 @@ def letters(ticket: Ticket) -> list[int]:
 
     A greedy ticket's don't depend on its seed and choice."""
     drawn: list[int] = [] if ticket.sampling.temperature == 0 else [ticket.seed, ticket.choice]
-    start = digest([list(ticket.prompt), drawn])
-    return [97 + digest([start, index])[0] % 26 for index in range(ticket.max_tokens)]
+    start = encode([list(ticket.prompt), drawn])
+    return [97 + byte % 26 for byte in hashlib.shake_128(start).digest(ticket.max_tokens)]
 
 
-def item_of(ticket: Ticket, index: int, ids: tuple[int, ...]) -> TokenItem:
+def item_of(
+    ticket: Ticket,
+    index: int,
+    ids: tuple[int, ...],
+    finish: Finish | None = None,
+    error: WireError | None = None,
+) -> TokenItem:
     listed = ticket.sampling.logprobs is not None
     logprobs = tuple(_logprob(token, ticket.sampling.logprobs or 0) for token in ids) if listed else ()
-    return TokenItem(ticket.request_id, ticket.choice, ticket.attempt, ticket.root, index, ids, logprobs)
+    return TokenItem(ticket.request_id, ticket.choice, ticket.attempt, ticket.root, index, ids, logprobs, finish, error)
 
 
 def _logprob(token: int, top: int) -> TokenLogprob:

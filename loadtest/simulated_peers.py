@@ -50,13 +50,15 @@ class Peers:
     def drop(self, worker: Decoding, message: Cancel) -> None:
         """The KV that was handed over goes with the attempt."""
         for key, (waiting, ticket) in list(self._waiting.items()):
-            if waiting is worker and meant(key, message) and ticket.attempt <= message.attempt:
+            if waiting is worker and ticket.attempt <= message.attempt and meant(key, message):
                 del self._waiting[key]
-        self._ready = {key for key in self._ready if not (meant(key, message) and key[1] <= message.attempt)}
+        self._ready -= {key for key in self._ready if key[1] <= message.attempt and meant(key, message)}
 
 
 def meant(key: Key, message: Cancel) -> bool:
     session = key[0]
+    if not session.startswith(message.request_id):
+        return False
     if message.choice is None:
         return session.rpartition("-")[0] == message.request_id
     return session == session_of(message.request_id, message.choice)
