@@ -23,6 +23,7 @@ from pdbus.bus.bus import connect
 from pdbus.context import Deadline
 from pdbus.messages.router import TokenFrame
 from pdbus.peers.history import HistoryFollower
+from pdbus.runtime.collector import rare_collections
 from pdbus.runtime.lifeline import lifeline
 from pdbus.settings import Settings, load
 
@@ -67,7 +68,8 @@ async def serve(settings: Settings, step_s: float, stamps: Stamps) -> None:
                 worker = SimulatedWorker(service, f"{service}-1", own, follower.history.wanted, settings.model, peers)
                 worker.behaviour = Behaviour(step_s=step_s, tamper=stamps.frame)
                 await stack.enter_async_context(worker)
-            await stop.wait()
+            with rare_collections():
+                await stop.wait()
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ from pdbus.context import Deadline
 from pdbus.errors import PdbusError
 from pdbus.messages.presence import Card, State
 from pdbus.runtime import logs
+from pdbus.runtime.collector import rare_collections
 from pdbus.runtime.first import first
 from pdbus.runtime.lifeline import lifeline
 from pdbus.runtime.service import S, Service
@@ -98,7 +99,8 @@ async def _live(service: Service[S], exporting: Telemetry, stop: Stop) -> int:
             state.name = "ready"
             await presence.announce()
             log.info("ready")
-            await first(stop.requested.wait(), service.failed.wait())
+            with rare_collections():
+                await first(stop.requested.wait(), service.failed.wait())
             state.name = "draining"
             await presence.announce()
             await _wind_down(service, stop)
