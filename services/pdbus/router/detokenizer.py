@@ -17,9 +17,17 @@ class Detokenizer:
     def __init__(self, tokens: TokenBytes) -> None:
         self._tokens = tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._unfinished = False
+        """The decoder holds the beginning of a character."""
 
     def add(self, token_id: int) -> str:
-        return self._decoder.decode(self._tokens.text(token_id))
+        if not self._unfinished:
+            text = self._tokens.whole(token_id)
+            if text is not None:
+                return text
+        text = self._decoder.decode(self._tokens.text(token_id))
+        self._unfinished = bool(self._decoder.getstate()[0])
+        return text
 
     def flush(self) -> str:
         """The answer has ended: what is left of an unfinished character."""

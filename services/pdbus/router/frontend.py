@@ -27,7 +27,7 @@ from pdbus.router.output import ChoiceOutput
 from pdbus.router.prompts import Encoded, encode_prompts, most_tokens
 from pdbus.router.results import NEUTRAL, Results, key_of
 from pdbus.router.tokens import TokenHub
-from pdbus.telemetry import Phase, span
+from pdbus.telemetry import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Frontend:
         self.models.check_name(request.model)
         self.models.resolve(request.ref)
         async with AsyncExitStack() as stack:
-            with span(Phase.QUEUE):
+            with self.metrics.span(Phase.QUEUE):
                 if caller.idempotency_key is not None:
                     await stack.enter_async_context(
                         self._idempotency.hold(caller.ctx.tenant, caller.idempotency_key, _body(request), deadline)
@@ -114,11 +114,11 @@ class Frontend:
         answer.outputs = [self._output(plan, answer, choice) for choice in range(len(plan.prompts) * request.n)]
         if plan.key and caller.cache.read:
             answer.source = "miss"
-            with span("result_cache") as looking:
+            with self.metrics.span("result_cache") as span:
                 stored = await self._results.get(
                     plan.key, root, caller.ctx, max_age_s=caller.cache.max_age_s, choices=len(answer.outputs)
                 )
-                looking.set_attribute("pdbus.cache.hit", stored is not None)
+                span.set_attribute("pdbus.cache.hit", stored is not None)
             if stored is not None:
                 answer.source = "hit"
                 answer.replay(stored)
@@ -128,10 +128,10 @@ class Frontend:
         return answer, plan
 
     async def _plan(self, request: GenerateRequest, caller: Caller, root: Digest) -> Plan:
-        with span("tokenize") as reading:
+        with self.metrics.span("tokenize") as span:
             version = await self.models.get(root, caller.ctx.deadline)
             prompts = await encode_prompts(request, version, self._executor)
-            reading.set_attribute("gen_ai.usage.input_tokens", sum(len(prompt.ids) for prompt in prompts))
+            span.set_attribute("gen_ai.usage.input_tokens", sum(len(prompt.ids) for prompt in prompts))
         limits = tuple(most_tokens(request, prompt, version) for prompt in prompts)
         given = None if request.seed is None else request.seed % 2**64
         if given is None and caller.idempotency_key is not None and request.temperature != 0:

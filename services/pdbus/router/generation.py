@@ -31,7 +31,6 @@ from pdbus.router.attempt import Attempt
 from pdbus.router.output import ChoiceOutput
 from pdbus.router.placement import Pair
 from pdbus.router.tokens import TokenHub
-from pdbus.telemetry import span
 
 NO_WORKER_S = 10.0
 """How long a request waits for its first workers; for later ones, once it has begun, it waits to its deadline."""
@@ -91,13 +90,13 @@ class Generation:
             "pdbus.delivered_tokens": len(attempt.ticket.delivered),
         }
         outcome = "cancelled"
-        with span("attempt", attributes=attributes, record_exception=False) as trying:
+        with self.hub.metrics.span("attempt", attributes, record_exception=False) as span:
             try:
                 await attempt.run(self.hub)
                 outcome = "finished"
             except PdbusError as error:
                 outcome = error.code
-                trying.set_status(Status(StatusCode.ERROR, error.message))
+                span.set_status(Status(StatusCode.ERROR, error.message))
                 raise
             finally:
                 self.hub.metrics.attempt(outcome)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Literal
 
-from pdbus.telemetry import EdgeMetrics, meter
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind
+
+from pdbus.telemetry import Attributes, EdgeMetrics, meter, span, tracer
 
 Lookup = Literal["hit", "miss", "bypass"]
 Dropped = Literal["attempt", "root", "no_request"]
 
 
 class RouterMetrics:
+    """Also makes the router's spans."""
+
     def __init__(self, model: str) -> None:
+        self._tracer = tracer()
         self.edge = EdgeMetrics(model)
         self._attempts = meter().create_counter("pdbus.router.attempts", "{attempt}", "Attempts by outcome")
         self._dropped = meter().create_counter(
@@ -21,6 +28,20 @@ class RouterMetrics:
         self._resends = meter().create_counter("pdbus.router.resends", "{request}", "Requests for a resend")
         self._results = meter().create_counter("pdbus.router.result_cache", "{lookup}", "Result cache by outcome")
         self.dropped_items = 0
+
+    def span(
+        self,
+        name: str,
+        attributes: Attributes | None = None,
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        parent: Context | None = None,
+        record_exception: bool = True,
+    ) -> AbstractContextManager[Span]:
+        """The current span of a scope; nothing where spans go nowhere. `parent`: the caller's trace."""
+        return span(
+            self._tracer, name, context=parent, kind=kind, attributes=attributes, record_exception=record_exception
+        )
 
     def attempt(self, outcome: str) -> None:
         self._attempts.add(1, {"outcome": outcome})

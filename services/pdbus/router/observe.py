@@ -14,7 +14,7 @@ from pdbus.errors import PdbusError
 from pdbus.router.answer import Answer
 from pdbus.router.metrics import RouterMetrics
 from pdbus.router.openai_schema import GenerateRequest
-from pdbus.telemetry import Phase, record_span, request_attributes, response_attributes, span, span_name
+from pdbus.telemetry import Phase, record_span, request_attributes, response_attributes, span_name
 
 
 class Observed:
@@ -71,10 +71,9 @@ def observed(
     )
     if request.max_tokens is None:
         del attributes["gen_ai.request.max_tokens"]
-    with span(
-        span_name(operation, request.model), context=parent, kind=kind, attributes=attributes, record_exception=False
-    ) as own:
-        seen = Observed(own, operation, metrics)
+    name = span_name(operation, request.model)
+    with metrics.span(name, attributes, kind=kind, parent=parent, record_exception=False) as span:
+        seen = Observed(span, operation, metrics)
         try:
             yield seen
         except (PdbusError, TimeoutError) as error:
@@ -88,6 +87,6 @@ def observed(
             raise
         finally:
             if seen.error is not None:
-                own.set_attribute("error.type", seen.error)
-                own.set_status(Status(StatusCode.ERROR, seen.error))
+                span.set_attribute("error.type", seen.error)
+                span.set_status(Status(StatusCode.ERROR, seen.error))
             metrics.edge.finished(operation, seen.so_far_s, seen.error)

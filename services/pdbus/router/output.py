@@ -143,6 +143,8 @@ class ChoiceOutput:
 
     def _release(self, text: str) -> tuple[ShownToken, ...]:
         self._shown += len(text)
+        if not self._pending:
+            return ()
         ready: list[ShownToken] = []
         while self._pending:
             end, token = self._pending[0]

@@ -25,6 +25,7 @@ class TokenBytes:
         """`description` is the parsed tokenizer.json. Raises InvalidRequest for a decoder of another kind."""
         self._tokenizer = tokenizer
         self._known: dict[int, bytes] = {}
+        self._whole: dict[int, str | None] = {}
         self._byte_level = _is_byte_level(description.get("decoder"))
         self._stand_ins = _byte_stand_ins() if self._byte_level else {}
         self.special = frozenset(t["id"] for t in description.get("added_tokens", ()) if t.get("special"))
@@ -41,6 +42,19 @@ class TokenBytes:
     def text(self, token_id: int) -> bytes:
         """What the token adds to the text: nothing, if it is special."""
         return b"" if token_id in self.special else self[token_id]
+
+    def whole(self, token_id: int) -> str | None:
+        """What the token adds to the text where that is whole characters; None where some of its bytes are parts of
+        one. By far the most are whole, and then there is nothing to decode."""
+        try:
+            return self._whole[token_id]
+        except KeyError:
+            try:
+                text = self.text(token_id).decode()
+            except UnicodeDecodeError:
+                text = None
+            self._whole[token_id] = text
+            return text
 
     def _bytes(self, token: str) -> bytes:
         if self._byte_level:

@@ -34,6 +34,7 @@ def tracer() -> trace.Tracer:
 
 
 def span(
+    own: trace.Tracer,
     name: str,
     *,
     context: Context | None = None,
@@ -41,11 +42,11 @@ def span(
     attributes: Attributes = None,
     record_exception: bool = True,
 ) -> AbstractContextManager[Span]:
-    """The current span of a scope. `context`: of a caller in another process; it is passed on in any case.
+    """The current span of a scope, by the process's tracer `own`. `context`: of a caller in another process, which is
+    passed on in any case.
 
     Where spans go nowhere and there is nothing to pass on, nothing is made: even OpenTelemetry's empty spans cost as
     much as a good part of what they would measure."""
-    own = tracer()
     if not context and not recorded(own):
         return nullcontext(INVALID_SPAN)
     return own.start_as_current_span(
