@@ -53,6 +53,7 @@ class Generation:
     bus: Bus
     ctx: RequestContext
     rng: random.Random
+    attempts: int = 0
     one_class: bool = True
     """All attempts ran in the compute class that was wanted: the answer may be cached under it."""
 
@@ -103,11 +104,12 @@ class Generation:
 
     def _next_ticket(self) -> Ticket:
         """The first attempt's ticket; later ones go on from what is delivered."""
-        delivered = tuple(self.output.ids)
+        self.attempts += 1
+        if self.attempts == 1:
+            return self.ticket
         prompt_logprobs = None if self.output.prompt_known else self.ticket.prompt_logprobs
-        ticket = replace(self.ticket, delivered=delivered, prompt_logprobs=prompt_logprobs)
-        self.ticket = replace(self.ticket, attempt=self.ticket.attempt + 1)
-        return ticket
+        delivered = tuple(self.output.ids)
+        return replace(self.ticket, attempt=self.attempts, delivered=delivered, prompt_logprobs=prompt_logprobs)
 
     async def _pair(self, avoid: frozenset[str]) -> Pair:
         workers, root = self.hub.workers, self.ticket.root
@@ -116,8 +118,7 @@ class Generation:
         def choose() -> Pair | None:
             return workers.pair(root, self.page, prefer_class=self.prefer_class, avoid=avoid, pages=pages)
 
-        begun = self.ticket.attempt > 1
-        deadline = self.ctx.deadline if begun else self.ctx.deadline.within(NO_WORKER_S)
+        deadline = self.ctx.deadline if self.attempts else self.ctx.deadline.within(NO_WORKER_S)
         pair = choose()
         if pair is None:
             try:

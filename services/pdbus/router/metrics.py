@@ -8,7 +8,7 @@ from typing import Literal
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind
 
-from pdbus.telemetry import Attributes, EdgeMetrics, meter, span, tracer
+from pdbus.telemetry import Attributes, EdgeMetrics, Tally, meter, span, tracer
 
 Lookup = Literal["hit", "miss", "bypass"]
 Dropped = Literal["attempt", "root", "no_request"]
@@ -20,13 +20,13 @@ class RouterMetrics:
     def __init__(self, model: str) -> None:
         self._tracer = tracer()
         self.edge = EdgeMetrics(model)
-        self._attempts = meter().create_counter("pdbus.router.attempts", "{attempt}", "Attempts by outcome")
+        self._attempts = Tally("pdbus.router.attempts", "{attempt}", "Attempts by outcome", "outcome")
         self._dropped = meter().create_counter(
             "pdbus.router.items_dropped", "{item}", "Token items of another attempt or root, or of no request"
         )
         self._gaps = meter().create_counter("pdbus.router.frame_gaps", "{gap}", "Gaps in the numbers of token frames")
         self._resends = meter().create_counter("pdbus.router.resends", "{request}", "Requests for a resend")
-        self._results = meter().create_counter("pdbus.router.result_cache", "{lookup}", "Result cache by outcome")
+        self._results = Tally("pdbus.router.result_cache", "{lookup}", "Result cache by outcome", "outcome")
         self.dropped_items = 0
 
     def span(
@@ -44,7 +44,7 @@ class RouterMetrics:
         )
 
     def attempt(self, outcome: str) -> None:
-        self._attempts.add(1, {"outcome": outcome})
+        self._attempts.add(outcome)
 
     def dropped(self, reason: Dropped) -> None:
         self.dropped_items += 1
@@ -57,4 +57,4 @@ class RouterMetrics:
         self._resends.add(1)
 
     def result_cache(self, outcome: Lookup) -> None:
-        self._results.add(1, {"outcome": outcome})
+        self._results.add(outcome)

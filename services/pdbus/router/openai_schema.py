@@ -21,6 +21,8 @@ MAX_CHOICES = 64
 """Prompts times n of one request."""
 B = TypeVar("B", ChatBody, CompletionBody)
 
+_NEUTRAL = Sampling()
+
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
@@ -72,15 +74,14 @@ class GenerateRequest:
     @property
     def sampling(self) -> Sampling:
         """The wire form, absent values as the neutral ones that OpenAI documents (temperature 1, top_p 1)."""
-        neutral = Sampling()
         return Sampling(
-            temperature=_or(self.temperature, neutral.temperature),
-            top_k=max(_or(self.top_k, neutral.top_k), 0),
-            top_p=_or(self.top_p, neutral.top_p),
-            min_p=_or(self.min_p, neutral.min_p),
-            repetition_penalty=_or(self.repetition_penalty, neutral.repetition_penalty),
-            presence_penalty=_or(self.presence_penalty, neutral.presence_penalty),
-            frequency_penalty=_or(self.frequency_penalty, neutral.frequency_penalty),
+            temperature=_or(self.temperature, _NEUTRAL.temperature),
+            top_k=max(_or(self.top_k, _NEUTRAL.top_k), 0),
+            top_p=_or(self.top_p, _NEUTRAL.top_p),
+            min_p=_or(self.min_p, _NEUTRAL.min_p),
+            repetition_penalty=_or(self.repetition_penalty, _NEUTRAL.repetition_penalty),
+            presence_penalty=_or(self.presence_penalty, _NEUTRAL.presence_penalty),
+            frequency_penalty=_or(self.frequency_penalty, _NEUTRAL.frequency_penalty),
             logit_bias=self.logit_bias,
             logprobs=self.logprobs,
         )

@@ -10,12 +10,14 @@ from pdbus.telemetry.genai import (
 )
 from pdbus.telemetry.providers import PROMETHEUS_CONTENT_TYPE, Telemetry, prometheus_text, telemetry
 from pdbus.telemetry.spans import Phase, meter, record_span, span, tracer
+from pdbus.telemetry.tally import Tally
 
 __all__ = [
     "PROMETHEUS_CONTENT_TYPE",
     "Attributes",
     "EdgeMetrics",
     "Phase",
+    "Tally",
     "Telemetry",
     "WorkerMetrics",
     "meter",
