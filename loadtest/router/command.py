@@ -13,6 +13,7 @@ from pathlib import Path
 import uvloop
 
 from loadtest.machine import describe
+from loadtest.router.cpu import per_request, used_ms
 from loadtest.router.flood import flood
 from loadtest.router.rig import rig
 from loadtest.router.summary import Figures, bodies, figures, pooled, render
@@ -61,8 +62,10 @@ async def measure(given: argparse.Namespace) -> tuple[dict[tuple[int, int], list
             async with rig(routers) as running:
                 await flood(running.urls, bodies(max(given.streams), given.tokens), _WARM_S)
                 for streams in given.streams:
-                    seen = await flood(running.urls, bodies(streams, given.tokens), given.duration)
+                    before = used_ms(running.pids)
+                    seen = await flood(running.urls, bodies(streams, given.tokens), given.duration, pieces=given.tokens)
+                    cpu_ms = per_request(before, used_ms(running.pids), len(seen.latencies_s))
                     errors.update(seen.errors)
-                    found[routers, streams].append(figures(routers, seen))
+                    found[routers, streams].append(figures(routers, seen, cpu_ms))
                     print(f"round {number + 1}: {found[routers, streams][-1]}", file=sys.stderr, flush=True)
     return found, errors

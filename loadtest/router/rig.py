@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,8 @@ class Rig:
     """Of the routers."""
     stamps: Path
     """Where the workers write, when they end, at what moment each token left them (loadtest/router/workers.py)."""
+    pids: Mapping[str, int]
+    """Of all processes, this one included, by name."""
     _workers: asyncio.subprocess.Process
 
     async def end(self) -> None:
@@ -55,10 +57,13 @@ async def rig(routers: int, step_s: float = 0.0) -> AsyncIterator[Rig]:
             "PDBUS_HTTP_PORT": "0",
         }
         stamps = folder / "stamps.json"
+        pids = {"nats": nats.process.pid, "generator": os.getpid()}
 
         async def start(id: str, arguments: Sequence[str], **more: str) -> asyncio.subprocess.Process:
             env = {**os.environ, **common, "PDBUS_ID": id, "PDBUS_DATA": str(folder / id), **more}
-            return await stack.enter_async_context(_process(arguments, env, lifeline))
+            process = await stack.enter_async_context(_process(arguments, env, lifeline))
+            pids[id] = process.pid
+            return process
 
         await start("param-server-1", ["-m", "pdbus.param_server"], PDBUS_CHECKPOINT=str(checkpoint))
         for number in range(routers):
@@ -67,7 +72,7 @@ async def rig(routers: int, step_s: float = 0.0) -> AsyncIterator[Rig]:
             "workers", ["-m", "loadtest.router.workers", "--step-s", str(step_s), "--stamps", str(stamps)]
         )
         urls = await _urls(nats.url, routers)
-        yield Rig(urls, stamps, workers)
+        yield Rig(urls, stamps, pids, workers)
 
 
 async def _urls(nats_url: str, routers: int) -> tuple[str, ...]:

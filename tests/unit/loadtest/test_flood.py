@@ -60,6 +60,26 @@ async def test_refusals_and_broken_answers_are_counted_and_never_hang() -> None:
     assert not broken.latencies_s
 
 
+async def test_every_answer_has_all_its_pieces_however_it_is_cut() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        event = b'data: {"choices": [{"text": "a"}]}\n\n'
+        body = event * 3 + b"0\r\n\r\n"
+        while await reader.read(1 << 16):
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            for at in range(len(body)):  # byte by byte
+                writer.write(body[at : at + 1])
+                await asyncio.sleep(0)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        whole = await flood([url], [{"prompt": "a"}], 0.05, pieces=3)
+        short = await flood([url], [{"prompt": "a"}], 0.05, pieces=4)
+    assert whole.latencies_s
+    assert not whole.errors
+    assert short.errors == {"an answer in 3 pieces": len(short.latencies_s)}
+
+
 def export(process: str, value: int) -> bytes:
     message = ExportMetricsServiceRequest()
     resource = message.resource_metrics.add()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 
 import pytest
 
@@ -11,6 +13,7 @@ from loadtest.grow.curves import Curve, render
 from loadtest.handoff.summary import Moments, cost, moments, way, ways_ms, wire_ratio
 from loadtest.interference.summary import Slo, figures, pooled
 from loadtest.peers.base import Shape
+from loadtest.router.cpu import per_request, used_ms
 from loadtest.router.flood import Flood, request
 from loadtest.router.summary import figures as router_figures
 from loadtest.router.summary import pooled as pooled_rounds
@@ -86,3 +89,13 @@ def test_a_raw_request_is_one_that_servers_understand() -> None:
     head, _, body = request("http://127.0.0.1:80/", {"prompt": "é"}).partition(b"\r\n\r\n")
     assert head.startswith(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:80\r\n")
     assert f"Content-Length: {len(body)}".encode() in head
+
+
+def test_processor_time_is_of_the_process_and_by_kind() -> None:
+    before = used_ms({"router-0": os.getpid()})
+    end = time.thread_time() + 0.05
+    while time.thread_time() < end:
+        math.sqrt(2)
+    spent = per_request(before, used_ms({"router-0": os.getpid()}), requests=2)
+    assert 20 <= spent["router"] < 1000
+    assert per_request({"router-0": 1.0, "router-1": 2.0}, {"router-0": 3.0, "router-1": 6.0}, 2) == {"router": 3.0}
