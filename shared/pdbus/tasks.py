@@ -12,6 +12,8 @@ log = logging.getLogger(__name__)
 async def cancelled(*tasks: asyncio.Task[Any] | None) -> None:
     """Cancels the tasks and returns when all have ended. What one of them failed with is logged, not raised."""
     begun = [task for task in tasks if task is not None]
+    if not begun:
+        return
     for task in begun:
         task.cancel()
     for outcome in await asyncio.gather(*begun, return_exceptions=True):

@@ -40,6 +40,8 @@ class Cancels:
         self._gone = gone
         self._open: dict[tuple[str, int], _Open] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._once: list[Cancel] = []
+        """To be sent at the loop's next turn, and never again."""
 
     @property
     def open(self) -> int:
@@ -50,7 +52,9 @@ class Cancels:
         """Returns at once, so that it can be called while the caller itself is being cancelled."""
         message = Cancel(ticket.request_id, ticket.attempt, self._router, holders, ticket.choice, reason)
         if reason == "finished" or len(self._tasks) >= _MOST_OPEN:
-            self._own(self._publish(message))
+            self._once.append(message)
+            if len(self._once) == 1:
+                self._own(self._publish_once())
             return
         waiting = self._open.setdefault((ticket.request_id, ticket.choice), _Open())
         for holder in holders:
@@ -75,7 +79,7 @@ class Cancels:
         loop = asyncio.get_running_loop()
         wait_s, end = _FIRST_REPEAT_S, loop.time() + _LONGEST_S
         while self._unanswered(message, waiting) and loop.time() < end:
-            await self._publish(message)
+            await self._bus.publish(CANCEL(), message)
             again = loop.time() + wait_s
             while self._unanswered(message, waiting) and loop.time() < again:
                 waiting.changed.clear()
@@ -92,8 +96,10 @@ class Cancels:
     def _unanswered(self, message: Cancel, waiting: _Open) -> bool:
         return any(holder in waiting.attempts and not self._gone(holder) for holder in message.holders)
 
-    async def _publish(self, message: Cancel) -> None:
-        await self._bus.publish(CANCEL(), message)
+    async def _publish_once(self) -> None:
+        messages, self._once = self._once, []
+        for message in messages:
+            await self._bus.publish(CANCEL(), message)
 
     def _own(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
