@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 
-from pdbus.canonical import encode
 from pdbus.errors import WireError
 from pdbus.messages.common import Ticket
 from pdbus.messages.router import Finish, TokenItem, TokenLogprob
@@ -19,7 +18,7 @@ def letters(ticket: Ticket) -> list[int]:
 
     A greedy ticket's don't depend on its seed and choice."""
     drawn: list[int] = [] if ticket.sampling.temperature == 0 else [ticket.seed, ticket.choice]
-    start = encode([list(ticket.prompt), drawn])
+    start = repr((ticket.prompt, drawn)).encode()
     return [97 + byte % 26 for byte in hashlib.shake_128(start).digest(ticket.max_tokens)]
 
 

@@ -51,6 +51,7 @@ class Answer:
         self._generations: list[Generation] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._stored: StoredAnswer | None = None
+        self._unfinished = 0
         self._waiting: list[Delta] = []
         self._news: asyncio.Future[None] | None = None
         """What the reader waits for, while it does."""
@@ -59,6 +60,8 @@ class Answer:
     def emit(self, delta: Delta) -> None:
         """What choices write to."""
         self._waiting.append(delta)
+        if delta.finish is not None:
+            self._unfinished -= 1
         self._tell()
 
     def generate(self, generations: Sequence[Generation]) -> None:
@@ -71,6 +74,7 @@ class Answer:
 
     async def __aenter__(self) -> Self:
         left_s = max(self._deadline.remaining_s, 0.0)
+        self._unfinished = len(self.outputs)
         self._timer = asyncio.get_running_loop().call_later(left_s, self._late)
         if self._stored is not None:
             for output, choice in zip(self.outputs, self._stored.choices, strict=True):
@@ -94,7 +98,8 @@ class Answer:
 
     @property
     def whole(self) -> bool:
-        return all(output.finish is not None for output in self.outputs)
+        """Every choice has ended."""
+        return self._unfinished == 0
 
     @property
     def told(self) -> bool:

@@ -107,9 +107,13 @@ class ChoiceOutput:
                 finish = "stop"
                 break
             self.ids.append(token_id)
+            piece = self._detokenizer.add(token_id)
             if self._listed:
                 self.logprobs.append(logprobs[i])
-            text += self._add(token_id)
+                shown = ShownToken(token_id, logprobs[i], self._read)
+                self._pending.append((self._read + len(piece), shown))
+            self._read += len(piece)
+            text += self._stops.add(piece)
             if self._stops.matched:
                 finish = "stop"
                 break
@@ -121,19 +125,11 @@ class ChoiceOutput:
             if self._stops.matched:
                 finish = "stop"
         self.finish = finish
-        shown = self._release(text)
-        if text or shown or finish:
-            self._emit(Delta(self.choice, text, shown, finish, tuple(self.ids[self._told :])))
+        ready = self._release(text)
+        if text or ready or finish:
+            self._emit(Delta(self.choice, text, ready, finish, tuple(self.ids[self._told :])))
             self._told = len(self.ids)
         return finish is not None
-
-    def _add(self, token_id: int) -> str:
-        start = self._read
-        text = self._detokenizer.add(token_id)
-        self._read += len(text)
-        if self._listed:
-            self._pending.append((self._read, ShownToken(token_id, self.logprobs[-1], start)))
-        return self._stops.add(text)
 
     def _end(self) -> str:
         rest = self._detokenizer.flush()
