@@ -335,6 +335,8 @@ async def test_tokens_leave_at_once_and_each_frame_in_one_piece(r: Rig):
     events = [piece for piece in pieces if b"data: {" in piece]
     assert len(events) >= 10
     assert all(piece.endswith((b"\n\n\r\n", b"0\r\n\r\n")) for piece in events)
+    assert pieces[0].startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"data: {" in pieces[0], "the head waits for the first event"
 
 
 async def test_accepted_connections_have_no_nagle(r: Rig, monkeypatch: pytest.MonkeyPatch):
