@@ -97,10 +97,10 @@ class DiskTier:
         """It will be read soon: the system brings it meanwhile."""
         entry.segment.will_need(entry.offset, entry.head)
 
-    async def read(self, entry: DiskEntry) -> memoryview | None:
+    async def read(self, entry: DiskEntry) -> bytes | None:
         """The entry's value as stored. None where it is damaged: it is deleted then, or was meanwhile."""
         try:
-            value = await asyncio.to_thread(self.disk.read, entry)
+            value = await asyncio.to_thread(_copied, self.disk, entry)
         except Corrupt as error:
             log.warning("%s: it is given up", error.message)
             if not entry.void:
@@ -164,8 +164,13 @@ class DiskTier:
                 value = await self.read(entry)
                 if value is None or entry.void:
                     continue
-                placed = self.disk.begin(entry.with_value(bytes(value)))
+                placed = self.disk.begin(entry.with_value(value))
                 if placed is not None:
-                    await self._write(placed, bytes(value))
+                    await self._write(placed, value)
         finally:
             self.disk.remove_retired()
+
+
+def _copied(disk: DiskStore, entry: DiskEntry) -> bytes:
+    """In a thread: the map's pages come from the disk as they are touched."""
+    return bytes(disk.read(entry))
