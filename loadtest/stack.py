@@ -1,4 +1,4 @@
-"""A stack of its own for a measurement or a test: `pdbus up` as a user starts it, on free ports, ended with the scope."""
+"""A stack for a measurement or a test: `pdbus up` as a user starts it, on free ports, ended with the scope."""
 
 from __future__ import annotations
 

@@ -120,8 +120,8 @@ def render(found: dict[str, Any]) -> str:
         lines += [f"{tier}: nothing was found there" for tier in empty]
     if cold := found.get("cold"):
         lines.append(
-            f"cold, {cold['pairs']} pairs: {cold['with_nodes_ms']:.0f} ms with cache nodes, {cold['without_ms']:.0f} ms "
-            f"without: {cold['difference']:+.1%} (median of the pairs)"
+            f"cold, {cold['pairs']} pairs: {cold['with_nodes_ms']:.0f} ms with cache nodes, "
+            f"{cold['without_ms']:.0f} ms without: {cold['difference']:+.1%} (median of the pairs)"
         )
     if trace := found.get("trace"):
         l2, l3 = ("nothing was left" if share is None else f"{share:.0%}" for share in (trace["l2"], trace["l3"]))
