@@ -12,7 +12,8 @@ from typing import Any
 
 from loadtest.asking import one
 from loadtest.client import session
-from loadtest.handoff.summary import Cost, Moments, cost, moments, way, ways_ms, wire_ratio
+from loadtest.handoff.pairs import MODES, ask_in_turn
+from loadtest.handoff.summary import Moments, against, cost, way, ways_ms, wire_ratio
 from loadtest.handoff.wire import kv_traffic
 from loadtest.markdown import markdown
 from loadtest.measurement import options, parsed, parser, report
@@ -20,10 +21,8 @@ from loadtest.peers.base import Shape
 from loadtest.prompts import Prompts
 from loadtest.router.flood import flood
 from loadtest.router.rig import MODEL, rig
-from loadtest.stack import Refused, stack
+from loadtest.stack import stack
 
-MODES: dict[str, tuple[str, ...]] = {"disaggregated": (), "colocated": ("--colocated",)}
-_NEW_TOKENS = 24
 _STEP_S = 0.02
 _WAY_S = 6.0
 
@@ -49,32 +48,20 @@ async def measure(given: argparse.Namespace) -> dict[str, Any]:
     refused: dict[str, str] = {}
     wire: dict[str, float] = {}
     for number in range(given.rounds):
-        for mode, flags in MODES.items():
-            if mode in refused:
-                continue
-            labels = [f"handoff/{number}/{sample}" for sample in range(given.samples)]
-            try:
-                seen[mode] += await _round(prompts, labels, given.tokens, (*options(given), *flags))
-            except Refused as error:
-                refused[mode] = str(error)
-                print(f"{mode}: refused: {error}", file=sys.stderr, flush=True)
+        labels = [f"handoff/{number}/{sample}" for sample in range(given.samples)]
+        for mode, found in (await ask_in_turn(prompts, labels, given.tokens, options(given), refused)).items():
+            seen[mode] += found
+        costs = {mode: cost(found) for mode, found in seen.items() if found}
+        print(f"round {number + 1}: {costs}", file=sys.stderr, flush=True)
     if seen["disaggregated"]:
         wire = await _wire(prompts, given.tokens, options(given))
-    costs = {mode: cost(found) for mode, found in seen.items() if found}
     return {
         "costs": {mode: asdict(found) for mode, found in costs.items()},
-        "first_token_against_colocated": _against(costs),
+        "first_token_against_colocated": against(seen["disaggregated"], seen["colocated"]),
         "wire": wire,
         "way_of_a_token": way(await _ways()),
         "refused": refused,
     }
-
-
-async def _round(prompts: Prompts, labels: Sequence[str], tokens: int, up: Sequence[str]) -> list[Moments]:
-    async with stack(*up) as running, session() as http:
-        await one(http, running, prompts.draw(f"warm-up of {labels[0]}", tokens), _NEW_TOKENS)
-        answers = [await one(http, running, prompts.draw(label, tokens), _NEW_TOKENS) for label in labels]
-    return [moments(answer) for answer in answers]
 
 
 async def _wire(prompts: Prompts, tokens: int, up: Sequence[str]) -> dict[str, float]:
@@ -95,12 +82,6 @@ async def _ways() -> list[float]:
     return ways_ms(left, seen.events)
 
 
-def _against(costs: dict[str, Cost]) -> float | None:
-    if costs.keys() != MODES.keys():
-        return None
-    return costs["disaggregated"].first_ms / costs["colocated"].first_ms - 1
-
-
 def render(found: dict[str, Any]) -> str:
     head = ["stack", "first token ms", "step ms", "hand-over ms", "of first token"]
     rows = [
@@ -108,8 +89,8 @@ def render(found: dict[str, Any]) -> str:
         for mode, c in found["costs"].items()
     ]
     lines = [markdown(head, rows)]
-    if (against := found["first_token_against_colocated"]) is not None:
-        lines.append(f"first token, disaggregated against colocated: {against:+.1%}")
+    if (slower := found["first_token_against_colocated"]) is not None:
+        lines.append(f"first token, disaggregated against colocated: {slower:+.1%} (median of the pairs)")
     if wire := found["wire"]:
         lines.append(f"on the wire: {wire['bytes'] / 1e6:.1f} MB, {wire['ratio_to_fp16']:.2f} of fp16")
     way_ms = found["way_of_a_token"]

@@ -13,7 +13,7 @@ import aiohttp
 
 from loadtest.arrivals import poisson
 from loadtest.client import Observation, ask, session
-from loadtest.handoff.command import MODES
+from loadtest.handoff.pairs import MODES
 from loadtest.interference.summary import Figures, Slo, figures, pooled
 from loadtest.markdown import markdown
 from loadtest.measurement import options, parsed, parser, report
