@@ -10,10 +10,12 @@ from pdbus.messages.router import TokenItem
 
 @dataclass(frozen=True, slots=True)
 class DecodeRun:
-    """Continue the ticket once `prefill_worker` has handed over the KV of all its tokens."""
+    """Continue the ticket once `prefill_worker` has handed over the KV of all its tokens.
+
+    Without a prefill worker: read them here. Then this worker sends every token, its first item with `cached_tokens`."""
 
     ticket: Ticket
-    prefill_worker: str
+    prefill_worker: str | None
 
 
 @dataclass(frozen=True, slots=True)
