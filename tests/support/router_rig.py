@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from loadtest.simulated import SimulatedWorker
 from loadtest.simulated_peers import Peers
-from loadtest.simulated_version import SimulatedVersions, version
+from loadtest.simulated_version import SimulatedVersions, scope, version
 from pdbus.bus.bus import Bus, memory_bus
 from pdbus.bus.memory import MemoryBroker
 from pdbus.bus.presence import Fleet
@@ -99,9 +99,12 @@ async def until(holds: Callable[[], bool], seconds: float = 3.0) -> None:
 
 
 @asynccontextmanager
-async def rig(prefills: int = 1, decodes: int = 1, versions: int = 1, **settings: object) -> AsyncIterator[Rig]:
+async def rig(
+    prefills: int = 1, decodes: int = 1, versions: int = 1, local_tokens: int = 0, **settings: object
+) -> AsyncIterator[Rig]:
     manifests = [version(number) for number in range(versions)]
     roots = tuple(manifest.root for manifest in manifests)
+    scopes = {manifest.root: scope(manifest) for manifest in manifests}
     made = SimulatedVersions(*manifests)
     broker, peers, ring = MemoryBroker(), Peers(), DictRing()
     async with AsyncExitStack() as stack:
@@ -111,7 +114,8 @@ async def rig(prefills: int = 1, decodes: int = 1, versions: int = 1, **settings
         for service, count in (("prefill", prefills), ("decode", decodes)):
             for number in range(count):
                 own = await stack.enter_async_context(memory_bus(broker))
-                worker = SimulatedWorker(service, f"{service}-{number}", own, roots, MODEL, peers)
+                worker = SimulatedWorker(service, f"{service}-{number}", own, roots, MODEL, peers, scopes)
+                worker.local_tokens = local_tokens if service == "decode" else 0
                 workers[service].append(await stack.enter_async_context(worker))
         total = prefills + decodes
         await fleet.wait_for(lambda f: len(f.live("prefill")) + len(f.live("decode")) == total, Deadline.after(5))
@@ -119,4 +123,5 @@ async def rig(prefills: int = 1, decodes: int = 1, versions: int = 1, **settings
         made_router = await stack.enter_async_context(router(chosen, bus, fleet, made, made, ring))
         for root in roots:
             await made_router.frontend.models.get(root, Deadline.after(5))
+        await until(lambda: all(made_router.index.table.incarnation(card.id) for card in fleet.cards()))
         yield Rig(bus, broker, fleet, made, ring, workers["prefill"], workers["decode"], made_router, roots)

@@ -28,8 +28,10 @@ from pdbus.errors import (
 from pdbus.kv.format import PAGE_TOKENS
 from pdbus.messages.common import Ticket
 from pdbus.router.attempt import Attempt
+from pdbus.router.models import Version
 from pdbus.router.output import ChoiceOutput
-from pdbus.router.placement import Pair
+from pdbus.router.placement import Kind, Pair, Wanted
+from pdbus.router.prefixes import PrefixKeys
 from pdbus.router.tokens import TokenHub
 from pdbus.telemetry import tracer
 
@@ -47,8 +49,7 @@ class Generation:
     ticket: Ticket
     """Of the first attempt."""
     output: ChoiceOutput
-    page: bytes
-    """What the prefill worker is chosen by."""
+    version: Version
     prefer_class: str | None
     hub: TokenHub
     bus: Bus
@@ -83,13 +84,17 @@ class Generation:
             retries += 1
 
     async def _try(self, attempt: Attempt) -> None:
+        pair = attempt.pair
         attributes: dict[str, AttributeValue] = {
             "pdbus.attempt": attempt.ticket.attempt,
             "pdbus.choice": attempt.ticket.choice,
-            "pdbus.prefill_worker": attempt.pair.prefill,
-            "pdbus.decode_worker": attempt.pair.decode,
+            "pdbus.decode_worker": pair.decode,
             "pdbus.delivered_tokens": len(attempt.ticket.delivered),
+            "pdbus.matched_tokens": pair.matched_tokens,
         }
+        if pair.prefill is not None:
+            attributes["pdbus.prefill_worker"] = pair.prefill
+        self.hub.metrics.placed(pair)
         outcome = "cancelled"
         with tracer().start_as_current_span("attempt", attributes=attributes, record_exception=False) as span:
             try:
@@ -112,10 +117,10 @@ class Generation:
 
     async def _pair(self, avoid: frozenset[str]) -> Pair:
         workers, root = self.hub.workers, self.ticket.root
-        pages = -(-(len(self.ticket.prompt) + len(self.output.ids) + 1) // PAGE_TOKENS)
+        wanted = self._wanted(avoid)
 
         def choose() -> Pair | None:
-            return workers.pair(root, self.page, prefer_class=self.prefer_class, avoid=avoid, pages=pages)
+            return workers.pair(root, wanted)
 
         begun = self.ticket.attempt > 1
         deadline = self.ctx.deadline if begun else self.ctx.deadline.within(NO_WORKER_S)
@@ -127,9 +132,24 @@ class Generation:
                 self.ctx.deadline.check("a worker was there")
             pair = choose()
         if pair is None:
-            raise Unavailable("no prefill and decode worker serves this version", retry_after_s=2.0)
+            raise Unavailable("no worker serves this version", retry_after_s=2.0)
         self.one_class &= pair.compute_class == self.prefer_class
         return pair
+
+    def _wanted(self, avoid: frozenset[str]) -> Wanted:
+        tokens = self.ticket.prompt + tuple(self.output.ids)
+
+        def keys(kind: Kind) -> PrefixKeys:
+            return self.version.prefix_keys(tokens, kind, self.ticket.salt)
+
+        return Wanted(
+            len(tokens),
+            keys,
+            pages=-(-(len(tokens) + 1) // PAGE_TOKENS),
+            shares=self.ticket.prompt_logprobs is None or self.output.prompt_known,
+            prefer_class=self.prefer_class,
+            avoid=avoid,
+        )
 
     async def _back_off(self, retries: int, failure: PdbusError) -> None:
         wait_s = max(backoff_s(retries, self.rng), min(failure.retry_after_s or 0.0, 1.0) * self.rng.random())
