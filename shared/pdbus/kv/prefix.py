@@ -18,6 +18,7 @@ from pdbus.messages.common import Digest
 
 _SCOPE_SCHEMA = "pdbus.kv.scope/1"
 _PAGE_SCHEMA = encode("pdbus.kv.page/1")
+_TOKENS_SCHEMA = "pdbus.kv.tokens/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +77,24 @@ def more_keys(keys: tuple[PageKey, ...], tokens: Sequence[int], until: int, scop
     return (*keys, *more) if more else keys
 
 
+def tokens_digest(tokens: Sequence[int]) -> Digest:
+    """What the two ends of a hand-over compare: the tokens whose KV it is. Raises ValueError as `page_keys` does."""
+    return digest([_TOKENS_SCHEMA, _packed(tokens)])
+
+
 def child_key(parent: Digest, tokens: Sequence[int]) -> Digest:
     """The key of the page that holds `tokens` after `parent`: a page's key, or the scope's digest for the first page."""
-    try:
-        packed = struct.pack(f">{len(tokens)}I", *tokens)
-    except struct.error as error:
-        raise ValueError(f"a token id is no unsigned 32-bit integer: {error}") from None
+    packed = _packed(tokens)
     # canonical.digest([schema, parent, packed]) written out: routers and workers do it for every page of every prompt.
     fields = b"".join((_PAGE_SCHEMA, _bytes_of(parent), parent, _bytes_of(packed), packed))
     return hashlib.sha256(b"l" + len(fields).to_bytes(8, "big") + fields).digest()
+
+
+def _packed(tokens: Sequence[int]) -> bytes:
+    try:
+        return struct.pack(f">{len(tokens)}I", *tokens)
+    except struct.error as error:
+        raise ValueError(f"a token id is no unsigned 32-bit integer: {error}") from None
 
 
 def _bytes_of(field: bytes) -> bytes:

@@ -57,6 +57,8 @@ class KvFinal:
     attempt: int
     root: Digest
     tokens: int
+    tokens_digest: Digest
+    """Of the tokens whose KV it is (kv/prefix.py)."""
     frames: int
     """KV frames before this one."""
     checksum: int

@@ -19,8 +19,8 @@ def scheduler(pages: int = 100, chunk: int = 16, running: int = 8) -> Scheduler:
     return Scheduler(PageTable(pages), Limits(PAGE, chunk, running))
 
 
-def step(plan: Scheduler, now_s: float = 0.0) -> Turn:
-    """A turn, computed; each sequence at its end gets the next token."""
+def step(plan: Scheduler, now_s: float = 0.0, taken_s: float = 0.001) -> Turn:
+    """A turn, computed in so much time; each sequence at its end gets the next token."""
     turn = plan.turn(now_s)
     for group in turn.groups:
         for chunk in group:
@@ -28,6 +28,7 @@ def step(plan: Scheduler, now_s: float = 0.0) -> Turn:
             plan.computed(chunk)
             if last:
                 chunk.sequence.append(7)
+    plan.took(turn, taken_s)
     return turn
 
 
@@ -98,7 +99,7 @@ def test_the_last_token_is_always_computed() -> None:
 
 
 def test_a_large_prompt_is_not_overtaken_for_ever() -> None:
-    plan = scheduler(pages=10)
+    plan = scheduler(pages=11)
     small = sequence(plan.pages, [1] * 20)
     large, behind = sequence(plan.pages, [2] * 36), sequence(plan.pages, [3] * 4)
     for one in (small, large, behind):
@@ -128,7 +129,7 @@ def test_a_sequence_that_is_not_ready_keeps_its_pages_and_is_not_computed() -> N
 
 
 def test_the_youngest_gives_way_when_pages_run_out() -> None:
-    plan = scheduler(pages=4)
+    plan = scheduler(pages=5)
     old, young = sequence(plan.pages, [1] * 7), sequence(plan.pages, [2] * 7)
     plan.add(old)
     plan.add(young)
