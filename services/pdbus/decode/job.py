@@ -135,8 +135,8 @@ class DecodeJob(Job):
             await asyncio.shield(self.ended)
 
     def _scope(self, ticket: Ticket, lease: PageLease, version: Version) -> PrefixScope | None:
-        """Of the keys under which others may find its pages; None where they may not: numbers of another compute class
-        are not what this worker would have computed, and a request for its prompt's log-probabilities fills no cache."""
+        """Of the keys under which others may find its pages. None where they may not: numbers of another compute class
+        are not what would be computed here, and a request for its prompt's log-probabilities fills no cache."""
         alike = lease.reserve.compute_class == self._worker.versions.compute_class
         return version.salted(ticket.salt) if alike and ticket.prompt_logprobs is None else None
 

@@ -1,8 +1,8 @@
 """Up to how many tokens a decode worker reads a prompt sooner than a prefill worker's KV would reach it. Pure.
 
 Both ways take a fixed time and one for each token that has to be computed. For a hand-over the fixed one is what
-reserving, sending and checking cost; the other one is the prefill worker's. Each way's line is laid through its last few
-times by the median of the slopes between all pairs (Theil 1950, Sen 1968), so that one slow moment decides nothing.
+reserving, sending and checking cost; the other one is the prefill worker's. Each way's line is laid through its last
+few times by the median of the slopes between all pairs (Theil 1950, Sen 1968): one slow moment decides nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pdbus.messages.presence import WHOLE_PROMPTS
 
 _LAST = 15
 _START_TOKENS = 32
-"""Less than any hand-over costs: read here before anything is known, and whatever was measured, so that it goes on being
-measured."""
+"""Less than any hand-over costs: read here before anything is known, and whatever was measured, so that there is
+always something to measure."""
 _FURTHER = 2
 """Times the longest prompt that was read here lately: so far its time is believed to be known."""
 

@@ -1,5 +1,5 @@
-"""A prompt that this worker reads, for one of its jobs: what is found of it in the tiers of the prefix cache comes first,
-the rest is computed."""
+"""A prompt that this worker reads, for one of its jobs: what the tiers of the prefix cache have of it comes first, the
+rest is computed."""
 
 from __future__ import annotations
 

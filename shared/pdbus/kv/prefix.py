@@ -83,7 +83,7 @@ def tokens_digest(tokens: Sequence[int]) -> Digest:
 
 
 def child_key(parent: Digest, tokens: Sequence[int]) -> Digest:
-    """The key of the page that holds `tokens` after `parent`: a page's key, or the scope's digest for the first page."""
+    """The key of the page that holds `tokens` after `parent`: a page's key, or for the first one the scope's digest."""
     packed = _packed(tokens)
     # canonical.digest([schema, parent, packed]) written out: routers and workers do it for every page of every prompt.
     fields = b"".join((_PAGE_SCHEMA, _bytes_of(parent), parent, _bytes_of(packed), packed))

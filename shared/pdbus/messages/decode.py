@@ -12,7 +12,7 @@ from pdbus.messages.router import TokenItem
 class DecodeRun:
     """Continue the ticket once `prefill_worker` has handed over the KV of all its tokens.
 
-    Without a prefill worker: read them here. Then this worker sends every token, its first item with `cached_tokens`."""
+    Without one, this worker reads them itself: then it sends every token, in its first item `cached_tokens` too."""
 
     ticket: Ticket
     prefill_worker: str | None
