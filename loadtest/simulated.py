@@ -69,14 +69,12 @@ class SimulatedWorker:
         self.page_format = PAGE_FORMAT
         self.compute_class = COMPUTE_CLASS
         self.local_tokens = 0
-        self.backlog_tokens = 0
-        """What its card says."""
         self._model = model
         self._bus = bus
         self._peers = peers
-        self._incarnation = new_id()
-        self.pages = SimulatedPages(id, self._incarnation, bus, scopes or {}, PAGES)
-        self._outbox = Outbox(id, self._incarnation)
+        self.incarnation = new_id()
+        self.pages = SimulatedPages(id, self.incarnation, bus, scopes or {}, PAGES)
+        self._outbox = Outbox(id, self.incarnation)
         self._running: dict[Key, _Running] = {}
         self._cancelled: dict[tuple[str, int | None], int] = {}
         self._work = asyncio.Event()
@@ -144,17 +142,12 @@ class SimulatedWorker:
         return Card(
             self.service,
             self.id,
-            self._incarnation,
+            self.incarnation,
             seq,
             "ready",
             self._model,
             roots=self.roots,
-            load=Load(
-                running=len(self._running),
-                backlog_tokens=self.backlog_tokens,
-                pages_total=PAGES,
-                pages_used=len(self._running),
-            ),
+            load=Load(running=len(self._running), pages_total=PAGES, pages_used=len(self._running)),
             compute_class=self.compute_class,
             page_format=self.page_format,
             local_tokens=self.local_tokens,
@@ -176,7 +169,7 @@ class SimulatedWorker:
         self.tickets.append(ticket)
         if ticket.attempt > self._cancelled.get((ticket.request_id, ticket.choice), 0):
             begin()
-        return Accepted(self.id, self._incarnation, len(self._running))
+        return Accepted(self.id, self.incarnation, len(self._running))
 
     async def _on_resend(self, message: Resend, ctx: RequestContext) -> ResendReply:
         if self._hung:

@@ -35,6 +35,7 @@ class SimulatedPages:
         self._most = most
         self._pages: OrderedDict[bytes, None] = OrderedDict()
         self._told: set[bytes] = set()
+        """As of the last message."""
         self._seq = 0
         self._news = asyncio.Event()
 
@@ -47,6 +48,15 @@ class SimulatedPages:
     async def __aexit__(self, *_: object) -> None:
         await cancelled(self._telling)
         await self._registration.close()
+
+    @property
+    def count(self) -> int:
+        return len(self._pages)
+
+    @property
+    def untold(self) -> bool:
+        """Something changed that no message, lost or not, was made of yet."""
+        return self._told != self._pages.keys()
 
     def read(self, ticket: Ticket) -> int:
         """The prompt is read: returns how many of its tokens were here already. All its full pages are then."""

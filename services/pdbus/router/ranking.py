@@ -45,7 +45,7 @@ class Ranking:
         """The decode worker that should read the prompt itself; None: somebody else should.
 
         `alone`: there is nobody else."""
-        fitting = [card for card in self._bounded(decodes) if alone or self._cost(card) <= card.local_tokens]
+        fitting = [card for card in self._bounded(decodes) if alone or self._sooner_local(card)]
         return min(fitting, key=self._order, default=None)
 
     def prefill(self, prefills: Sequence[Card]) -> Card:
@@ -64,6 +64,11 @@ class Ranking:
 
     def _cost(self, card: Card) -> int:
         return self._work[card.id].tokens + self._tokens - self.matched(card)
+
+    def _sooner_local(self, card: Card) -> bool:
+        """Its threshold is as of its card: what waited there then is in it, what was given to it since is not."""
+        since = max(self._work[card.id].tokens - card.load.backlog_tokens, 0)
+        return since + self._tokens - self.matched(card) <= card.local_tokens
 
     def _order(self, card: Card) -> tuple[int, int, float]:
         return self._cost(card), self._work[card.id].requests, self._rng.random()

@@ -88,9 +88,7 @@ def test_a_decode_worker_reads_what_its_card_says_or_what_nobody_else_can(
     pair = _choose(request, prefills, decodes, pages=pages)
     roomy = [one for one in decodes if 100 - one.load.pages_used >= request.pages] or decodes
     near = [one for one in roomy if one.load.running <= _bound(roomy)]
-    fitting = {
-        one.id for one in near if request.tokens - pages[one.id] * PAGE + one.load.backlog_tokens <= one.local_tokens
-    }
+    fitting = {one.id for one in near if request.tokens - pages[one.id] * PAGE <= one.local_tokens}
     if not prefills:
         assert pair.prefill is None
     elif fitting:
@@ -186,13 +184,7 @@ def test_a_short_rest_is_read_by_the_decode_worker_that_has_the_rest():
     assert (pair.prefill, pair.matched_tokens) == ("prefill-0", 32)
 
 
-def test_what_waits_at_a_decode_worker_counts_as_part_of_the_rest():
-    decodes = [card("decode", "a", backlog=5, local_tokens=10)]
-    assert _choose(wanted(5), cards("prefill", 1), decodes).prefill is None
-    assert _choose(wanted(6), cards("prefill", 1), decodes).prefill is not None
-
-
-def test_own_dispatches_count_before_any_card_tells_of_them():
+def test_what_a_decode_worker_was_given_since_its_card_counts_as_part_of_the_rest():
     """LESSONS, first table, 17, in tokens."""
     loads, prefills, decodes = Loads(), cards("prefill", 1), cards("decode", 1, local_tokens=30)
     first = _choose(wanted(20), prefills, decodes, loads)
