@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from opentelemetry.trace import Status, StatusCode
@@ -20,6 +21,7 @@ from pdbus.errors import (
     Forbidden,
     InvalidRequest,
     NotFound,
+    Overloaded,
     PdbusError,
     RootGone,
     Unauthorized,
@@ -38,6 +40,7 @@ from pdbus.telemetry import tracer
 NO_WORKER_S = 10.0
 """How long a request waits for its first workers; for later ones, once it has begun, it waits to its deadline."""
 _MOST_INTERNAL = 3
+_MOST_AVOIDED = 8
 _FINAL = (InvalidRequest, Unauthorized, Forbidden, NotFound)
 """Another worker would say the same. (RootGone is a NotFound, but another worker may have the root.)"""
 
@@ -64,9 +67,9 @@ class Generation:
             self.output.add((), (), "length")
             return
         retries = internal = 0
-        avoid: frozenset[str] = frozenset()
+        failed: dict[str, PdbusError] = {}  # of late, by worker
         while True:
-            pair = await self._pair(avoid)
+            pair = await self._pair(failed)
             ticket = self._next_ticket()
             attempt = Attempt(ticket, pair, self.output, self.bus, self.ctx)
             try:
@@ -77,7 +80,10 @@ class Generation:
                 if (isinstance(error, _FINAL) and not isinstance(error, RootGone)) or internal >= _MOST_INTERNAL:
                     raise
                 self.ctx.deadline.check(f"another worker could take over ({error.message})")
-                avoid = avoid | {attempt.failed} if attempt.failed and len(avoid) < 8 else frozenset()
+                if attempt.failed and len(failed) < _MOST_AVOIDED:
+                    failed[attempt.failed] = error
+                else:
+                    failed.clear()
                 failure = error
             if retries:
                 await self._back_off(retries, failure)
@@ -115,9 +121,9 @@ class Generation:
         self.ticket = replace(self.ticket, attempt=self.ticket.attempt + 1)
         return ticket
 
-    async def _pair(self, avoid: frozenset[str]) -> Pair:
+    async def _pair(self, failed: Mapping[str, PdbusError]) -> Pair:
         workers, root = self.hub.workers, self.ticket.root
-        wanted = self._wanted(avoid)
+        wanted = self._wanted(failed)
 
         def choose() -> Pair | None:
             return workers.pair(root, wanted)
@@ -136,7 +142,7 @@ class Generation:
         self.one_class &= pair.compute_class == self.prefer_class
         return pair
 
-    def _wanted(self, avoid: frozenset[str]) -> Wanted:
+    def _wanted(self, failed: Mapping[str, PdbusError]) -> Wanted:
         tokens = self.ticket.prompt + tuple(self.output.ids)
 
         def keys(kind: Kind) -> PrefixKeys:
@@ -148,7 +154,8 @@ class Generation:
             pages=-(-(len(tokens) + 1) // PAGE_TOKENS),
             shares=self.ticket.prompt_logprobs is None or self.output.prompt_known,
             prefer_class=self.prefer_class,
-            avoid=avoid,
+            avoid=frozenset(failed),
+            broken=frozenset(worker for worker, error in failed.items() if not isinstance(error, Overloaded)),
         )
 
     async def _back_off(self, retries: int, failure: PdbusError) -> None:

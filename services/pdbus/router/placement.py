@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from pdbus.messages.common import Digest
-from pdbus.messages.presence import Card
+from pdbus.messages.presence import WHOLE_PROMPTS, Card
 from pdbus.router.loads import Loads
 from pdbus.router.prefixes import PrefixKeys
 from pdbus.router.ranking import Ranking
@@ -57,6 +57,8 @@ class Wanted:
     prefer_class: str | None = None
     avoid: frozenset[str] = frozenset()
     """Workers that just failed, used only if there are no others."""
+    broken: frozenset[str] = frozenset()
+    """Those of them that were not merely full: rather than by them alone, prompts are read by decode workers."""
 
 
 def usable(cards: Iterable[Card], model: str, root: Digest) -> list[Card]:
@@ -72,7 +74,7 @@ def choose_kind(prefills: Sequence[Card], decodes: Sequence[Card], prefer_class:
     """A kind that has decode workers, and best prefill workers too. None if there is none.
 
     One class for all attempts of a request where possible: numbers of another differ in the last digits."""
-    reading = [*map(kind_of, prefills), *(kind_of(card) for card in decodes if card.local_tokens)]
+    reading = [*map(kind_of, prefills), *(kind_of(card) for card in decodes if card.local_tokens == WHOLE_PROMPTS)]
 
     def rank(kind: Kind) -> tuple[bool, int, Kind]:
         return kind.compute_class == prefer_class, reading.count(kind), kind
@@ -93,6 +95,8 @@ def choose_pair(
     if kind is None:
         return None
     prefills, decodes = _of_kind(prefills, kind, wanted.avoid), _of_kind(decodes, kind, wanted.avoid)
+    if wanted.broken.issuperset(card.id for card in prefills) and not wanted.avoid & {card.id for card in decodes}:
+        prefills = []
     keys = wanted.keys(kind)
     readers = [*prefills, *(card for card in decodes if card.local_tokens or not prefills)]
     pages = matching(keys, readers) if wanted.shares else {}

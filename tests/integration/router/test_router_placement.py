@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from loadtest.simulated import SimulatedWorker
+from pdbus.errors import Conflict, Overloaded, PdbusError, RootGone, Unavailable
 from pdbus.messages.presence import WHOLE_PROMPTS
 from pdbus.router.placement import Pair
 from tests.support.completing import complete, completion, text_of
@@ -212,6 +213,32 @@ async def test_all_prefill_workers_die(http: aiohttp.ClientSession):
             await complete(http, r, prompt=PREFIX)
         decodes: list[SimulatedWorker] = r.decodes
         await until(lambda: not any(w.held or w.kept for w in decodes) and r.router.workers.idle, 8)
+
+
+@pytest.mark.parametrize("error", [Unavailable("broken"), Conflict("formats"), RootGone("dropped")])
+async def test_prefill_workers_that_break_are_done_without(
+    http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, error: PdbusError
+):
+    async with rig(prefills=2) as r:
+        pairs = _placed(r, monkeypatch)
+        for worker in r.prefills:
+            worker.behaviour.refuse = error
+        async with asyncio.timeout(1.5):
+            await complete(http, r, prompt=PREFIX)
+        assert [pair.prefill is None for pair in pairs] == [False, False, True]
+        await r.until_idle()
+
+
+async def test_full_prefill_workers_are_waited_for(http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch):
+    """Whole prompts would slow the answers that decode workers are writing."""
+    async with rig() as r:
+        pairs = _placed(r, monkeypatch)
+        r.prefills[0].behaviour.refuse = Overloaded("full")
+        asking = asyncio.create_task(complete(http, r, prompt=PREFIX))
+        await until(lambda: len(pairs) > 3)
+        r.prefills[0].behaviour.refuse = None
+        await asking
+        assert all(pair.prefill for pair in pairs)
 
 
 async def test_a_prompt_whose_log_probabilities_are_told_shares_nothing(

@@ -240,6 +240,16 @@ def test_workers_that_just_failed_are_the_last_choice():
     assert (alone.prefill, alone.decode) == ("prefill-0", "decode-1")
 
 
+def test_a_prompt_is_read_by_a_decode_worker_where_all_others_broke():
+    """Those that are merely full are asked again; and so are all once a decode worker has failed too."""
+    prefills, decodes = cards("prefill", 2), cards("decode", 2)
+    both = frozenset({"prefill-0", "prefill-1"})
+    assert _choose(wanted(avoid=both, broken=both), prefills, decodes).prefill is None
+    assert _choose(wanted(avoid=both, broken=both - {"prefill-0"}), prefills, decodes).prefill is not None
+    assert _choose(wanted(avoid=both - {"prefill-0"}, broken=both), prefills[:1], decodes).prefill is None
+    assert _choose(wanted(avoid=both | {"decode-0"}, broken=both), prefills, decodes[:1]).prefill is not None
+
+
 def test_only_workers_that_understand_each_other_are_paired():
     prefills = [card("prefill", "a", page_format="x"), card("prefill", "b", compute_class="gpu")]
     decodes = [card("decode", "c", compute_class="gpu"), card("decode", "d", page_format="y")]
