@@ -159,8 +159,8 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
 
     def _leased(self, message: Reserve) -> DecodeJob | None:
         """The job that has this lease already. Raises Conflict where its reservation was another."""
-        job = self.jobs.get((message.session, message.attempt))
-        if job is None or job.closed or not isinstance(job, DecodeJob) or job.lease is None:
+        job = self._two_legged(message)
+        if job is None or job.closed or job.lease is None:
             return None
         if job.lease.reserve != message:
             raise Conflict(f"attempt {message.attempt} of {message.session} was reserved otherwise")
@@ -168,13 +168,18 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
 
     def _job(self, attempt: Ticket | Reserve, prefill_worker: str, deadline: Deadline) -> DecodeJob | None:
         """The attempt's job, a new one if need be; None where it has ended here. Raises why it is refused."""
-        job = self.jobs.get((attempt.session, attempt.attempt))
-        if isinstance(job, LocalJob):
-            raise Conflict(f"the prompt of attempt {attempt.attempt} of {attempt.session} is read here")
+        job = self._two_legged(attempt)
         if job is not None and not job.closed and not job.stopping:
             return job
         if not self.jobs.admit(attempt.request_id, attempt.choice, attempt.attempt):
             return None
         job = DecodeJob(self, attempt, prefill_worker, deadline)
         self.jobs.start(job)
+        return job
+
+    def _two_legged(self, attempt: Ticket | Reserve) -> DecodeJob | None:
+        """The attempt's job. Raises Conflict where that reads its prompt here."""
+        job = self.jobs.get((attempt.session, attempt.attempt))
+        if isinstance(job, LocalJob):
+            raise Conflict(f"the prompt of attempt {attempt.attempt} of {attempt.session} is read here")
         return job
