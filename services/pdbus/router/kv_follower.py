@@ -73,7 +73,7 @@ class KvFollower:
         for worker in self._rests.keys() - {card.id for card in alive}:
             del self._rests[worker]
         for card in alive:
-            if self.table.incarnation(card.id) != card.incarnation:
+            if card.state != "starting" and self.table.incarnation(card.id) != card.incarnation:
                 self._ask(card.id)
 
     def _card(self, worker: str) -> Card | None:

@@ -17,6 +17,9 @@ from pdbus.router.loads import Loads
 from pdbus.router.prefixes import PrefixKeys
 
 LOAD_BOUND = 1.25
+ANSWER_TOKENS = 64
+"""What an answer that a worker is writing costs another one there, in tokens of a prompt: a step for more sequences
+takes longer, and an answer of usual length has many. So a page or two don't draw all requests to one worker."""
 
 
 class Ranking:
@@ -46,7 +49,7 @@ class Ranking:
 
         `alone`: there is nobody else."""
         fitting = [card for card in self._bounded(decodes) if alone or self._sooner_local(card)]
-        return min(fitting, key=self._order, default=None)
+        return min(fitting, key=lambda card: (self._answering(card), self._rng.random()), default=None)
 
     def prefill(self, prefills: Sequence[Card]) -> Card:
         near = self._bounded(prefills)
@@ -61,6 +64,10 @@ class Ranking:
         """Ties at random."""
         work = self._work
         return min(decodes, key=lambda card: (work[card.id].requests, work[card.id].tokens, self._rng.random()))
+
+    def _answering(self, card: Card) -> int:
+        """Who reads the prompt will write the answer too."""
+        return self._cost(card) + ANSWER_TOKENS * self._work[card.id].requests
 
     def _cost(self, card: Card) -> int:
         return self._work[card.id].tokens + self._tokens - self.matched(card)

@@ -81,6 +81,15 @@ async def test_who_was_there_before_is_asked_once(index: KvFollower, told: Told)
     assert told.asked == 1
 
 
+async def test_who_is_starting_is_asked_once_it_is_ready(index: KvFollower, told: Told, fleet: Fleet):
+    await told.show(state="starting")
+    await until(lambda: fleet.card("w") is not None)
+    assert not index._asking
+    await told.serve()
+    await told.show(state="ready")
+    await until(lambda: told.asked == 1)
+
+
 async def test_a_gap_is_repaired(index: KvFollower, told: Told):
     await told.serve()
     await told.show()

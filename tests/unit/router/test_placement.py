@@ -145,6 +145,17 @@ def test_a_hot_prefix_spreads_over_workers_that_read_it_themselves():
     assert len(counts) == 4
 
 
+def test_a_page_or_two_do_not_draw_all_answers_to_one_worker():
+    """Every chat begins with the same template."""
+    loads, decodes = Loads(), cards("decode", 2, local_tokens=WHOLE_PROMPTS)
+    counts: Counter[str] = Counter()
+    for seed in range(8):
+        pair = _choose(wanted(200), [], decodes, loads, pages={"decode-1": 2}, seed=seed)
+        Booking(loads, pair).prompt_read()
+        counts[pair.decode] += 1
+    assert counts == {"decode-0": 4, "decode-1": 4}
+
+
 def test_the_prefix_decides_while_its_worker_is_not_busy():
     prefills = cards("prefill", 3)
     for seed in range(20):
