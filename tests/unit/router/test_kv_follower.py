@@ -112,9 +112,11 @@ async def test_a_new_life_is_asked_anew(index: KvFollower, told: Told):
     await told.show(incarnation="j")
     await until(lambda: index.table.incarnation("w") == "j")
     assert index.table.keys_of("w") == 0
-    await told.tell(8, KEYS[0])  # of the former life, late
     await told.tell(1, KEYS[5], incarnation="j")
-    await until(lambda: index.table.keys_of("w") == 1)
+    await told.tell(8, KEYS[0])  # of the former life, late
+    await told.tell(2, KEYS[6], incarnation="j")
+    await until(lambda: index.table.keys_of("w") == 2)
+    assert told.asked == 2
 
 
 async def test_the_dead_are_forgotten_and_asked_when_they_come_back(index: KvFollower, told: Told, fleet: Fleet):
