@@ -109,7 +109,7 @@ class Scheduler:
     def publish(self, sequence: Sequence) -> None:
         """Makes the sequence's full pages findable that are not yet."""
         pages = sequence.hold.pages
-        if sequence.scope:
+        if sequence.scope and sequence.computed >= (len(sequence.keys) + 1) * self.limits.page_tokens:
             sequence.keys = more_keys(sequence.keys, sequence.tokens, sequence.computed, sequence.scope)
         full = min(sequence.computed // self.limits.page_tokens, len(sequence.keys))
         for at in range(sequence.published, full):
