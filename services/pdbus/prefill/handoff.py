@@ -22,6 +22,7 @@ from pdbus.context import RequestContext
 from pdbus.engine.sequence import LayerReady, Sequence
 from pdbus.errors import DeadlineExceeded, NotFound, Overloaded, Unavailable
 from pdbus.kv.codec import export_layer
+from pdbus.kv.prefix import tokens_digest
 from pdbus.messages.bulk import KV_FINAL, KvHead
 from pdbus.messages.decode import KvFinal, Reserve
 from pdbus.messages.router import TokenItem
@@ -151,6 +152,6 @@ class Handoff:
     async def _send_final(self, out: Outgoing) -> None:
         ticket = self._sequence.ticket
         assert self._first
-        tokens = len(ticket.tokens)
-        final = KvFinal(ticket.attempt, ticket.root, tokens, self._frames, self._checksum, self._first)
+        tokens, digest = len(ticket.tokens), tokens_digest(ticket.tokens)
+        final = KvFinal(ticket.attempt, ticket.root, tokens, digest, self._frames, self._checksum, self._first)
         await out.item(KvHead(ticket.attempt, ticket.root, KV_FINAL, tokens, 0), encode(final))

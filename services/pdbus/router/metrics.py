@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pdbus.router.placement import Pair
 from pdbus.telemetry import EdgeMetrics, meter
 
 Lookup = Literal["hit", "miss", "bypass"]
@@ -14,6 +15,12 @@ class RouterMetrics:
     def __init__(self, model: str) -> None:
         self.edge = EdgeMetrics(model)
         self._attempts = meter().create_counter("pdbus.router.attempts", "{attempt}", "Attempts by outcome")
+        self._placements = meter().create_counter(
+            "pdbus.router.placements", "{attempt}", "Attempts by who reads the prompt: the decode worker, or another"
+        )
+        self._matched = meter().create_counter(
+            "pdbus.router.matched_tokens", "{token}", "Prompt tokens that the worker chosen to read them has cached"
+        )
         self._dropped = meter().create_counter(
             "pdbus.router.items_dropped", "{item}", "Token items of another attempt or root, or of no request"
         )
@@ -24,6 +31,11 @@ class RouterMetrics:
 
     def attempt(self, outcome: str) -> None:
         self._attempts.add(1, {"outcome": outcome})
+
+    def placed(self, pair: Pair) -> None:
+        kind = {"kind": "local" if pair.prefill is None else "remote"}
+        self._placements.add(1, kind)
+        self._matched.add(pair.matched_tokens, kind)
 
     def dropped(self, reason: Dropped) -> None:
         self.dropped_items += 1

@@ -1,4 +1,4 @@
-"""The lower tiers of the prefix cache, as prefill workers use them: whole pages in cache nodes, shared by all workers.
+"""The lower tiers of the prefix cache, as workers use them: whole pages in cache nodes, shared by all workers.
 
 Reading stands in a request's way, so it is done only where it is measured to be faster than computing. Writing never
 does: pages that were used a second time are written soon, others while the engine has nothing to compute.
@@ -51,6 +51,10 @@ class PrefixTier:
     ) -> None:
         await self._write_back.__aexit__(kind, error, trace)
 
+    def worth_asking(self, pages: int) -> bool:
+        """Whether to look for so many pages, or to compute them at once."""
+        return bool(self._fleet.live("cache")) and self.rates.worth_asking(pages)
+
     async def fill(self, sequence: Sequence, cached: int) -> int:
         """Fills the sequence's full pages after its first `cached` tokens, as far as they are found without a gap and
         reading them pays.
@@ -58,7 +62,7 @@ class PrefixTier:
         Returns the tokens filled. The sequence must not be ready; the last token is always left to be computed."""
         first = cached // self._page_tokens
         keys = sequence.keys[first : (len(sequence.tokens) - 1) // self._page_tokens]
-        if not self._fleet.live("cache") or not self.rates.worth_asking(len(keys)):
+        if not self.worth_asking(len(keys)):
             return 0
         started_s = time.monotonic()
         filled = 0
