@@ -1,50 +1,39 @@
 """Workers that answer tickets without a model: deterministic tokens, at a set pace, with faults on demand.
 
-They speak the workers' side of the bus in full (tickets, token frames, resends, cancels, presence), so that a router
-can be measured and tested without torch. What passes between prefill and decode stays within this process.
+They speak the workers' side of the bus in full (tickets, token frames, resends, cancels, presence, the index of their
+pages), so that a router can be measured and tested without torch. What passes between prefill and decode stays within
+this process.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Self
 
-from loadtest.simulated_answers import Script, item_of, letters, prompt_logprobs
+from loadtest.simulated_answers import item_of, prompt_logprobs
+from loadtest.simulated_behaviour import Behaviour
+from loadtest.simulated_pages import SimulatedPages
 from loadtest.simulated_peers import Key, Peers, meant
+from loadtest.simulated_version import COMPUTE_CLASS, PAGE_FORMAT
 from pdbus.bus.bus import Bus
 from pdbus.bus.presence import Presence
 from pdbus.context import RequestContext, new_id
 from pdbus.engine.outbox import Outbox
-from pdbus.errors import PdbusError, WireError
+from pdbus.errors import WireError
+from pdbus.kv.prefix import PrefixScope
 from pdbus.messages.common import Digest, Ticket
 from pdbus.messages.decode import DecodeRun
 from pdbus.messages.prefill import PrefillRun
 from pdbus.messages.presence import Card, Load
-from pdbus.messages.router import TokenFrame, TokenItem
+from pdbus.messages.router import TokenItem
 from pdbus.messages.workers import Accepted, Cancel, Resend, ResendReply
 from pdbus.subjects import CANCEL, DECODE_RESEND, DECODE_RUN, PREFILL_RESEND, PREFILL_RUN, TOKENS
 from pdbus.tasks import cancelled
 
-
-@dataclass
-class Behaviour:
-    """How a worker answers. Change it while it runs to bring a fault about."""
-
-    script: Script = letters
-    step_s: float = 0.0
-    tamper: Callable[[TokenFrame], Iterable[TokenFrame]] = lambda frame: (frame,)
-    """What is sent in a frame's place: nothing (lost), twice (duplicated), later ones first, another root …"""
-    refuse: PdbusError | None = None
-    """What every ticket is refused with."""
-    fail_at: int | None = None
-    """Output index at which an attempt fails, retryably."""
-    mute: bool = False
-    """Accepts, and computes nothing."""
-    deaf_cancels: int = 0
-    """So many cancel events get lost on their way here."""
+PAGES = 4096
 
 
 @dataclass(slots=True)
@@ -52,12 +41,24 @@ class _Running:
     ticket: Ticket
     answer: Sequence[int]
     next_index: int
+    cached_tokens: int | None
+    """Of a prompt that is read here; None: somebody else read it."""
 
 
 class SimulatedWorker:
     """One worker. `held` counts what a real one would hold pages for."""
 
-    def __init__(self, service: str, id: str, bus: Bus, roots: tuple[Digest, ...], model: str, peers: Peers) -> None:
+    def __init__(
+        self,
+        service: str,
+        id: str,
+        bus: Bus,
+        roots: tuple[Digest, ...],
+        model: str,
+        peers: Peers,
+        scopes: Mapping[Digest, PrefixScope] | None = None,
+    ) -> None:
+        """`scopes`: of the roots whose pages it keeps and tells of."""
         self.service = service
         self.id = id
         self.roots = roots
@@ -65,13 +66,15 @@ class SimulatedWorker:
         self.tickets: list[Ticket] = []
         """Every ticket accepted, in order."""
         self.resends = 0
-        self.page_format = "kv1-l2-t16-h1-d4-fp32"
-        self.compute_class = "simulated"
+        self.page_format = PAGE_FORMAT
+        self.compute_class = COMPUTE_CLASS
+        self.local_tokens = 0
         self._model = model
         self._bus = bus
         self._peers = peers
-        self._incarnation = new_id()
-        self._outbox = Outbox(id, self._incarnation)
+        self.incarnation = new_id()
+        self.pages = SimulatedPages(id, self.incarnation, bus, scopes or {}, PAGES)
+        self._outbox = Outbox(id, self.incarnation)
         self._running: dict[Key, _Running] = {}
         self._cancelled: dict[tuple[str, int | None], int] = {}
         self._work = asyncio.Event()
@@ -104,6 +107,7 @@ class SimulatedWorker:
         for registration in serving:
             await self._stack.enter_async_context(registration)
         await self._stack.enter_async_context(await bus.subscribe(CANCEL(), self._on_cancel))
+        await self._stack.enter_async_context(self.pages)
         steps = asyncio.create_task(self._steps())
         self._stack.push_async_callback(cancelled, steps)
         await self._stack.enter_async_context(self._presence)
@@ -125,31 +129,37 @@ class SimulatedWorker:
 
     def begin(self, ticket: Ticket) -> None:
         """The ticket's KV is here."""
+        self._begin(ticket, reads=False)
+
+    def _begin(self, ticket: Ticket, *, reads: bool) -> None:
         if not self.behaviour.mute:
-            answer = self.behaviour.script(ticket)
-            start = len(ticket.delivered) + (1 if self.service == "decode" else 0)
-            self._running[ticket.session, ticket.attempt] = _Running(ticket, answer, start)
+            answer, cached = self.behaviour.script(ticket), self.pages.read(ticket)
+            start = len(ticket.delivered) + (0 if reads else 1)
+            self._running[ticket.session, ticket.attempt] = _Running(ticket, answer, start, cached if reads else None)
             self._work.set()
 
     def _card(self, seq: int) -> Card:
         return Card(
             self.service,
             self.id,
-            self._incarnation,
+            self.incarnation,
             seq,
             "ready",
             self._model,
             roots=self.roots,
-            load=Load(running=len(self._running), pages_total=4096, pages_used=len(self._running)),
+            load=Load(running=len(self._running), pages_total=PAGES, pages_used=len(self._running)),
             compute_class=self.compute_class,
             page_format=self.page_format,
+            local_tokens=self.local_tokens,
         )
 
     async def _on_prefill(self, run: PrefillRun, ctx: RequestContext) -> Accepted:
-        return self._accept(run.ticket, lambda: self.begin(run.ticket))
+        return self._accept(run.ticket, lambda: self._begin(run.ticket, reads=True))
 
     async def _on_decode(self, run: DecodeRun, ctx: RequestContext) -> Accepted:
         ticket = run.ticket
+        if run.prefill_worker is None:
+            return self._accept(ticket, lambda: self._begin(ticket, reads=True))
         key = ticket.session, ticket.attempt
         return self._accept(ticket, lambda: self._peers.await_handoff(self, key, ticket))
 
@@ -159,7 +169,7 @@ class SimulatedWorker:
         self.tickets.append(ticket)
         if ticket.attempt > self._cancelled.get((ticket.request_id, ticket.choice), 0):
             begin()
-        return Accepted(self.id, self._incarnation, len(self._running))
+        return Accepted(self.id, self.incarnation, len(self._running))
 
     async def _on_resend(self, message: Resend, ctx: RequestContext) -> ResendReply:
         if self._hung:
@@ -210,13 +220,15 @@ class SimulatedWorker:
         length = not stop and index + 1 >= ticket.max_tokens
         ids = () if token is None or stop else (token,)
         item = item_of(ticket, index, ids, "stop" if stop else "length" if length else None)
+        if running.cached_tokens is not None and index == len(ticket.delivered):
+            item = replace(item, cached_tokens=running.cached_tokens, prompt_logprobs=prompt_logprobs(ticket))
         if self.service == "prefill":
             del self._running[key]
-            item = replace(item, cached_tokens=len(ticket.prompt) // 16 * 16, prompt_logprobs=prompt_logprobs(ticket))
             if item.finish is None:
                 self._peers.hand_over(key)
         elif item.finish:
             del self._running[key]
+            self.pages.filled(ticket, running.answer[: index + len(ids)])
         running.next_index += 1
         return item
 

@@ -11,13 +11,19 @@ from tokenizers import decoders, models, pre_tokenizers
 from pdbus.canonical import content_digest
 from pdbus.context import RequestContext
 from pdbus.errors import NotFound
+from pdbus.kv.format import PageFormat
+from pdbus.kv.prefix import PrefixScope
 from pdbus.messages.changelog import Commit, LogEntry, Ref
 from pdbus.messages.common import Digest
+from pdbus.model.config import from_hf
+from pdbus.model.scope import prefix_scope
 from pdbus.weights.history import History
-from pdbus.weights.layer import Tensor, meta_tensor
+from pdbus.weights.layer import META, Tensor, layer_of, meta_tensor
 from pdbus.weights.manifest import Manifest
 
 CONTEXT_TOKENS = 512
+PAGE_FORMAT = "kv1-l2-t16-h1-d4-fp32"
+COMPUTE_CLASS = "simulated"
 END_OF_TURN = 257
 _SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 _TEMPLATE = (
@@ -73,6 +79,12 @@ def version(number: int = 0) -> Manifest:
         for name, content in meta_files().items()
     ]
     return Manifest.build([*weights, *files])
+
+
+def scope(manifest: Manifest) -> PrefixScope:
+    """What page keys of this version hang on, with no salt yet."""
+    tensors = {name: tensor.digest for name, tensor in manifest.tensors.items() if layer_of(name) != META}
+    return prefix_scope(from_hf(_CONFIG), tensors, PageFormat.parse(PAGE_FORMAT), COMPUTE_CLASS)
 
 
 class SimulatedVersions:

@@ -8,91 +8,64 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from loadtest.asking import one
 from loadtest.client import session
-from loadtest.handoff.summary import Cost, Moments, cost, moments, way, ways_ms, wire_ratio
+from loadtest.handoff.pairs import MODES, ask_in_turn
+from loadtest.handoff.summary import Moments, against, cost, way, ways_ms, wire_ratio
 from loadtest.handoff.wire import kv_traffic
-from loadtest.machine import describe
 from loadtest.markdown import markdown
+from loadtest.measurement import options, parsed, parser, report
 from loadtest.peers.base import Shape
 from loadtest.prompts import Prompts
 from loadtest.router.flood import flood
 from loadtest.router.rig import MODEL, rig
-from loadtest.stack import Refused, stack
-from pdbus.model.default import default_checkpoint
+from loadtest.stack import stack
 
-MODES: dict[str, tuple[str, ...]] = {"disaggregated": (), "colocated": ("--colocated",)}
-_NEW_TOKENS = 24
 _STEP_S = 0.02
 _WAY_S = 6.0
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest handoff",
-        description="The hand-over of a prompt's KV: its time beside local decode, its bytes, and the way of a token.",
-    )
-    parser.add_argument("--tokens", type=int, default=1536, help="of each prompt (default: %(default)s)")
-    parser.add_argument("--samples", type=int, default=3, help="cold prompts a round (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
-    parser.add_argument("--model", type=Path, help="folder or GGUF file (default: the stack's default model)")
-    parser.add_argument("--up", nargs=argparse.REMAINDER, default=[], help="further arguments of `pdbus up`")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
-    return parser.parse_args(argv)
+    about = "The hand-over of a prompt's KV: its time beside local decode, its bytes, and the way of a token."
+    made = parser("handoff", about, 5)
+    made.add_argument("--tokens", type=int, default=1536, help="of each prompt (default: %(default)s)")
+    made.add_argument("--samples", type=int, default=3, help="cold prompts a round (default: %(default)s)")
+    return parsed(made, argv)
 
 
 def main(argv: list[str]) -> int:
     given = arguments(argv)
     found = asyncio.run(measure(given))
-    print(render(found))
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=2) + "\n")
+    report(given, render(found), found)
     return 0 if found["costs"] else 1
 
 
 async def measure(given: argparse.Namespace) -> dict[str, Any]:
-    checkpoint = (given.model or default_checkpoint()).resolve()
-    prompts = Prompts.of(checkpoint)
-    options = ("--model", str(checkpoint), *given.up)
+    prompts = Prompts.of(given.model)
     seen: dict[str, list[Moments]] = {mode: [] for mode in MODES}
     refused: dict[str, str] = {}
     wire: dict[str, float] = {}
     for number in range(given.rounds):
-        for mode, flags in MODES.items():
-            if mode in refused:
-                continue
-            labels = [f"handoff/{number}/{sample}" for sample in range(given.samples)]
-            try:
-                seen[mode] += await _round(prompts, labels, given.tokens, (*options, *flags))
-            except Refused as error:
-                refused[mode] = str(error)
-                print(f"{mode}: refused: {error}", file=sys.stderr, flush=True)
+        labels = [f"handoff/{number}/{sample}" for sample in range(given.samples)]
+        for mode, found in (await ask_in_turn(prompts, labels, given.tokens, options(given), refused)).items():
+            seen[mode] += found
+        costs = {mode: cost(found) for mode, found in seen.items() if found}
+        print(f"round {number + 1}: {costs}", file=sys.stderr, flush=True)
     if seen["disaggregated"]:
-        wire = await _wire(prompts, given.tokens, options)
-    costs = {mode: cost(found) for mode, found in seen.items() if found}
+        wire = await _wire(prompts, given.tokens, options(given))
     return {
-        "machine": describe(),
-        "prompt_tokens": given.tokens,
         "costs": {mode: asdict(found) for mode, found in costs.items()},
-        "first_token_against_colocated": _against(costs),
+        "first_token_against_colocated": against(seen["disaggregated"], seen["colocated"]),
         "wire": wire,
         "way_of_a_token": way(await _ways()),
         "refused": refused,
     }
 
 
-async def _round(prompts: Prompts, labels: Sequence[str], tokens: int, options: Sequence[str]) -> list[Moments]:
-    async with stack(*options) as running, session() as http:
-        await one(http, running, prompts.draw(f"warm-up of {labels[0]}", tokens), _NEW_TOKENS)
-        answers = [await one(http, running, prompts.draw(label, tokens), _NEW_TOKENS) for label in labels]
-    return [moments(answer) for answer in answers]
-
-
-async def _wire(prompts: Prompts, tokens: int, options: Sequence[str]) -> dict[str, float]:
-    async with stack(*options) as running, session() as http, kv_traffic(running.nats_url) as traffic:
+async def _wire(prompts: Prompts, tokens: int, up: Sequence[str]) -> dict[str, float]:
+    async with stack(*up) as running, session() as http, kv_traffic(running.nats_url) as traffic:
         await one(http, running, prompts.draw("wire", tokens), 2)
     ratio = wire_ratio(traffic.payload_bytes, tokens, Shape.of(prompts.config))
     return {"bytes": traffic.payload_bytes, "frames": traffic.frames, "ratio_to_fp16": ratio}
@@ -109,12 +82,6 @@ async def _ways() -> list[float]:
     return ways_ms(left, seen.events)
 
 
-def _against(costs: dict[str, Cost]) -> float | None:
-    if costs.keys() != MODES.keys():
-        return None
-    return costs["disaggregated"].first_ms / costs["colocated"].first_ms - 1
-
-
 def render(found: dict[str, Any]) -> str:
     head = ["stack", "first token ms", "step ms", "hand-over ms", "of first token"]
     rows = [
@@ -122,8 +89,8 @@ def render(found: dict[str, Any]) -> str:
         for mode, c in found["costs"].items()
     ]
     lines = [markdown(head, rows)]
-    if (against := found["first_token_against_colocated"]) is not None:
-        lines.append(f"first token, disaggregated against colocated: {against:+.1%}")
+    if (slower := found["first_token_against_colocated"]) is not None:
+        lines.append(f"first token, disaggregated against colocated: {slower:+.1%} (median of the pairs)")
     if wire := found["wire"]:
         lines.append(f"on the wire: {wire['bytes'] / 1e6:.1f} MB, {wire['ratio_to_fp16']:.2f} of fp16")
     way_ms = found["way_of_a_token"]

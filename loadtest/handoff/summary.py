@@ -53,6 +53,14 @@ def cost(answers: Sequence[Moments]) -> Cost:
     return Cost(first, median(one.step for one in answers), handover, handover / first)
 
 
+def against(apart: Sequence[Moments], together: Sequence[Moments]) -> float | None:
+    """By which part the first token comes later where prefill and decode are apart: the median over the prompts, which
+    are the same ones in the same order. None where there are none of either."""
+    if not apart or len(apart) != len(together):
+        return None
+    return median(one.first / other.first for one, other in zip(apart, together, strict=True)) - 1
+
+
 def wire_ratio(wire_bytes: int, tokens: int, shape: Shape) -> float:
     """Bytes on the wire against the same KV in fp16."""
     return wire_bytes / (tokens * shape.kv_values * 2)

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import aiohttp
 
 from loadtest.arrivals import poisson
 from loadtest.client import Observation, ask, session
-from loadtest.handoff.command import MODES
+from loadtest.handoff.pairs import MODES
 from loadtest.interference.summary import Figures, Slo, figures, pooled
-from loadtest.machine import describe
 from loadtest.markdown import markdown
+from loadtest.measurement import options, parsed, parser, report
 from loadtest.prompts import Prompts, completion
 from loadtest.stack import Refused, Stack, stack
-from pdbus.model.default import default_checkpoint
 
 _ANSWER_S = 300.0
 _CONTEXT_TOKENS = 64
@@ -30,41 +26,30 @@ _PROMPT_NEW_TOKENS = 8
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest interference",
-        description="Steady decode streams while long prompts arrive (Poisson), disaggregated and colocated in turn.",
-    )
-    parser.add_argument("--streams", type=int, default=4, help="that decode all the time (default: %(default)s)")
-    parser.add_argument("--stream-tokens", type=int, default=128, help="of each answer (default: %(default)s)")
-    parser.add_argument("--prompt-tokens", type=int, default=1536, help="of the arriving ones (default: %(default)s)")
-    parser.add_argument("--rate", type=float, default=0.1, help="of their arrival, a second (default: %(default)s)")
-    parser.add_argument("--duration", type=float, default=60.0, help="seconds of each run (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
-    parser.add_argument("--slo-itl-ms", type=float, default=150.0, help="p99 of a stream (default: %(default)s)")
-    parser.add_argument("--slo-ttft-ms", type=float, default=8000.0, help="of a long prompt (default: %(default)s)")
-    parser.add_argument("--model", type=Path, help="folder or GGUF file (default: the stack's default model)")
-    parser.add_argument("--up", nargs=argparse.REMAINDER, default=[], help="further arguments of `pdbus up`")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
-    return parser.parse_args(argv)
+    about = "Steady decode streams while long prompts arrive (Poisson), disaggregated and colocated in turn."
+    made = parser("interference", about, 3)
+    made.add_argument("--streams", type=int, default=4, help="that decode all the time (default: %(default)s)")
+    made.add_argument("--stream-tokens", type=int, default=128, help="of each answer (default: %(default)s)")
+    made.add_argument("--prompt-tokens", type=int, default=1536, help="of the arriving ones (default: %(default)s)")
+    made.add_argument("--rate", type=float, default=0.1, help="of their arrival, a second (default: %(default)s)")
+    made.add_argument("--duration", type=float, default=60.0, help="seconds of each run (default: %(default)s)")
+    made.add_argument("--slo-itl-ms", type=float, default=150.0, help="p99 of a stream (default: %(default)s)")
+    made.add_argument("--slo-ttft-ms", type=float, default=8000.0, help="of a long prompt (default: %(default)s)")
+    return parsed(made, argv)
 
 
 def main(argv: list[str]) -> int:
     given = arguments(argv)
     rounds, refused = asyncio.run(measure(given))
     found = {mode: asdict(pooled(own)) for mode, own in rounds.items() if own}
-    print(render(found, refused))
-    if given.json:
-        asked = {name: value for name, value in vars(given).items() if name not in ("json", "model")}
-        known: dict[str, Any] = {"machine": describe(), "asked": asked, "medians": found, "refused": refused}
-        known["rounds"] = {mode: [asdict(one) for one in own] for mode, own in rounds.items()}
-        given.json.write_text(json.dumps(known, indent=2) + "\n")
+    each = {mode: [asdict(one) for one in own] for mode, own in rounds.items()}
+    report(given, render(found, refused), {"medians": found, "refused": refused, "rounds": each})
     return 0 if found else 1
 
 
 async def measure(given: argparse.Namespace) -> tuple[dict[str, list[Figures]], dict[str, str]]:
     """Mode -> figures of each round, and mode -> why the stack refused it."""
-    checkpoint = (given.model or default_checkpoint()).resolve()
-    prompts = Prompts.of(checkpoint)
+    prompts = Prompts.of(given.model)
     found: dict[str, list[Figures]] = {mode: [] for mode in MODES}
     refused: dict[str, str] = {}
     for number in range(given.rounds):
@@ -72,7 +57,7 @@ async def measure(given: argparse.Namespace) -> tuple[dict[str, list[Figures]], 
             if mode in refused:
                 continue
             try:
-                async with stack("--model", str(checkpoint), *given.up, *flags) as running, session() as http:
+                async with stack(*options(given), *flags) as running, session() as http:
                     found[mode].append(await _run(running, http, prompts, given, number))
             except Refused as error:
                 refused[mode] = str(error)

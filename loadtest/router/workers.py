@@ -17,7 +17,8 @@ from pathlib import Path
 
 import uvloop
 
-from loadtest.simulated import Behaviour, SimulatedWorker
+from loadtest.simulated import SimulatedWorker
+from loadtest.simulated_behaviour import Behaviour
 from loadtest.simulated_peers import Peers
 from pdbus.bus.bus import connect
 from pdbus.context import Deadline

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,12 +15,16 @@ import aiohttp
 from loadtest.asking import Failed, one
 from loadtest.prompts import Prompts
 from loadtest.stack import Refused, Stack
+from pdbus.bus.bus import connect
+from pdbus.bus.presence import Fleet
 
 SUFFIX_TOKENS = 16
 _NEW_TOKENS = 2
 _BACK_S = 90.0
-_WRITE_BACK_S = 4.0
-"""Pages go to the cache nodes behind the requests: how long that may take."""
+_LOOK_S = 0.5
+_SETTLED_S = 3.0
+"""Pages go to the cache nodes behind the requests: so long without another one, and they are all there."""
+_SETTLE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +52,26 @@ async def phases(
     found = []
     for tier in ("cold", "L1", "L2", "L3"):
         if tier in ("L2", "L3"):
-            await asyncio.sleep(_WRITE_BACK_S)
+            await _settled(stack)
             await stack.restart("prefill", "decode", *(["cache"] if tier == "L3" else []))
             await answering(http, stack, prompts, f"{labels[0]}/{tier}")
         if tier == "L3":
             drop_page_cache(stack.data)
         found += [await ask(http, stack, prompts, label, tokens, tier) for label in labels]
     return found
+
+
+async def _settled(stack: Stack) -> None:
+    """Waits until the cache nodes get nothing more. Raises Refused where that takes too long."""
+    async with connect(stack.nats_url, name="loadtest tiers") as bus, Fleet(bus) as fleet:
+        held, since_s, until_s = -1, 0.0, time.monotonic() + _SETTLE_S
+        while time.monotonic() - since_s < _SETTLED_S:
+            now = sum(card.load.bytes_used for card in fleet.live("cache"))
+            if now != held:
+                held, since_s = now, time.monotonic()
+            if since_s > until_s:
+                raise Refused(f"the workers still wrote to cache nodes after {_SETTLE_S:g} s")
+            await asyncio.sleep(_LOOK_S)
 
 
 async def answering(http: aiohttp.ClientSession, stack: Stack, prompts: Prompts, label: str) -> None:
@@ -65,7 +83,7 @@ async def answering(http: aiohttp.ClientSession, stack: Stack, prompts: Prompts,
                 with suppress(Failed):
                     await one(http, stack, prompt, _NEW_TOKENS)
                     return
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(_LOOK_S)
     except TimeoutError:
         raise Refused(f"the new workers did not answer within {_BACK_S:g} s") from None
 

@@ -62,19 +62,21 @@ class HitRates:
     """Of all prompt tokens."""
     hit: float
     """Of the cacheable ones, from any tier."""
-    from_l1: float
-    """Of the hits."""
-    from_l2: float | None
-    """Of what L1 did not have, but an ideal cache would. None: nothing was left to it."""
+    l1: float
+    """Of the hits: from the workers' own pages."""
+    l2: float | None
+    """Of what L1 did not have, but an ideal cache would: from the memory of cache nodes. None: nothing was left."""
+    l3: float | None
+    """Likewise: from their disks."""
 
 
-def hit_rates(prompt_tokens: int, ideal: int, cached: int, from_ring: int) -> HitRates:
-    """`cached`: tokens of all hits; `from_ring`: those that came from the cache nodes, the others being L1's."""
-    local = max(cached - from_ring, 0)
-    missed = ideal - local
+def hit_rates(prompt_tokens: int, ideal: int, l1: int, l2: int, l3: int) -> HitRates:
+    """From the tokens that each tier gave. Workers may share pages that no earlier prompt ended with a whole one of."""
+    hits, left = l1 + l2 + l3, max(ideal - l1, 0)
     return HitRates(
         ideal / prompt_tokens,
-        cached / ideal if ideal else 0.0,
-        local / cached if cached else 0.0,
-        min(from_ring / missed, 1.0) if missed > 0 else None,
+        min(hits / ideal, 1.0) if ideal else 0.0,
+        l1 / hits if hits else 0.0,
+        min(l2 / left, 1.0) if left else None,
+        min(l3 / left, 1.0) if left else None,
     )

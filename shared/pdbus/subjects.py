@@ -154,6 +154,10 @@ DECODE_RESERVE = Rpc("pd.v1.decode.{worker}.reserve", decode.Reserve, decode.Lea
 DECODE_RUN = Rpc("pd.v1.decode.{worker}.run", decode.DecodeRun, workers.Accepted)
 DECODE_RESEND = Rpc("pd.v1.decode.{worker}.resend", workers.Resend, workers.ResendReply)
 
+KVINDEX = Event("pd.v1.kvindex.{worker}", router.KvIndex)
+"""From prefill and decode workers, so that routers send a request to where its prefix is."""
+KVINDEX_SNAPSHOT = Rpc("pd.v1.kvindex.{worker}.snapshot", router.KvIndexWanted, router.KvIndexSnapshot)
+
 WEIGHT_BLOCKS = Rpc(
     "pd.v1.weights.{model}.{shard}.blocks",
     param_server.BlocksRequest,

@@ -68,6 +68,10 @@ class Router:
         run = DecodeRun(ticket, self.prefill)
         return await self.bus.call(DECODE_RUN(worker=self.decode), run, RequestContext.after(10))
 
+    async def run_local(self, ticket: Ticket) -> Accepted:
+        """The decode worker reads the prompt itself."""
+        return await self.bus.call(DECODE_RUN(worker=self.decode), DecodeRun(ticket, None), RequestContext.after(10))
+
     async def start(self, ticket: Ticket) -> None:
         await asyncio.gather(self.run_prefill(ticket), self.run_decode(ticket))
 
@@ -96,6 +100,11 @@ class Router:
     async def answer(self, ticket: Ticket) -> list[TokenItem]:
         """Runs the attempt and waits for all items until its end. Raises the error that it ended with."""
         await self.start(ticket)
+        return await self.rest(ticket)
+
+    async def answer_local(self, ticket: Ticket) -> list[TokenItem]:
+        """As `answer`, by the decode worker alone."""
+        await self.run_local(ticket)
         return await self.rest(ticket)
 
     async def rest(self, ticket: Ticket, first: int | None = None) -> list[TokenItem]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pdbus.bus.codec import encode
 from pdbus.context import Deadline, RequestContext
 from pdbus.kv.codec import export_layer
+from pdbus.kv.prefix import tokens_digest
 from pdbus.messages.bulk import KV_FINAL, KvHead
 from pdbus.messages.common import Ticket
 from pdbus.messages.decode import KvFinal, Lease, Reserve
@@ -61,7 +62,8 @@ class Hand:
         checksum = 0
         for body in self.bodies:
             checksum = zlib.crc32(body, checksum)
-        self.final = KvFinal(ticket.attempt, ticket.root, tokens, len(self.bodies), checksum, first)
+        digest = tokens_digest(ticket.tokens)
+        self.final = KvFinal(ticket.attempt, ticket.root, tokens, digest, len(self.bodies), checksum, first)
 
     @property
     def subject(self) -> str:

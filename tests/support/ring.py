@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
+
+from pdbus.errors import PdbusError
+from pdbus.peers.cache_prefix import PrefixRead
 
 
 class Ring:
@@ -11,18 +15,29 @@ class Ring:
 
     def __init__(self, *, full: bool = False) -> None:
         self.entries: dict[bytes, tuple[bytes, bytes, bytes]] = {}
-        self.puts = self.gets = 0
+        self.puts = self.gets = self.broken = 0
         self._full = full
 
-    async def get(
-        self, kind: str, keys: Any, root: bytes, materials: Any, ctx: Any, *, within_s: float
-    ) -> list[bytes | None]:
+    async def read_prefix(
+        self, keys: Any, root: bytes, materials: Any, into: PrefixRead, ctx: Any, *, within_s: float
+    ) -> int:
+        """Two values at a time, part by part, as nodes send them."""
         self.gets += 1
-        found = []
-        for key, material in zip(keys, materials, strict=True):
-            entry = self.entries.get(key)
-            found.append(entry[2] if entry and entry[:2] == (root, material) else None)
-        return found
+        entries = [self.entries.get(key) for key in keys]
+        known = zip(entries, materials, strict=True)
+        values = [
+            entry[2] for entry, _ in takewhile(lambda one: one[0] and one[0][:2] == (root, one[1]), known) if entry
+        ]
+        try:
+            for at in range(0, len(values), 2):
+                run = values[at : at + 2]
+                size = len(run[0]) // into.parts
+                for part in range(into.parts):
+                    body = b"".join(value[part * size : (part + 1) * size] for value in run)
+                    into.take(range(at, at + len(run)), part, 1, body)
+        except PdbusError:
+            self.broken += 1
+        return into.whole
 
     async def write(
         self, kind: str, key: bytes, root: bytes, material: bytes, value: Any, ctx: Any, *, ttl_s: float

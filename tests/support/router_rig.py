@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from loadtest.simulated import SimulatedWorker
 from loadtest.simulated_peers import Peers
-from loadtest.simulated_version import SimulatedVersions, version
+from loadtest.simulated_version import SimulatedVersions, scope, version
 from pdbus.bus.bus import Bus, memory_bus
 from pdbus.bus.memory import MemoryBroker
 from pdbus.bus.presence import Fleet
@@ -65,6 +65,8 @@ class Rig:
     decodes: list[SimulatedWorker]
     router: Router
     roots: tuple[Digest, ...]
+    start: Callable[[str, str], Awaitable[SimulatedWorker]]
+    """A worker of this service and id."""
 
     @property
     def url(self) -> str:
@@ -86,6 +88,14 @@ class Rig:
             and not any(worker.held or worker.kept for worker in self.workers)
         )
 
+    async def start_again(self, dead: SimulatedWorker) -> SimulatedWorker:
+        """Another life of a worker: returns once the router knows of it."""
+        new = await self.start(dead.service, dead.id)
+        workers = self.prefills if dead.service == "prefill" else self.decodes
+        workers[workers.index(dead)] = new
+        await until(lambda: self.router.index.table.incarnation(new.id) == new.incarnation)
+        return new
+
     async def until_idle(self) -> None:
         """Raises TimeoutError where something stays held."""
         await until(lambda: self.idle)
@@ -99,24 +109,33 @@ async def until(holds: Callable[[], bool], seconds: float = 3.0) -> None:
 
 
 @asynccontextmanager
-async def rig(prefills: int = 1, decodes: int = 1, versions: int = 1, **settings: object) -> AsyncIterator[Rig]:
+async def rig(
+    prefills: int = 1, decodes: int = 1, versions: int = 1, local_tokens: int = 0, **settings: object
+) -> AsyncIterator[Rig]:
     manifests = [version(number) for number in range(versions)]
     roots = tuple(manifest.root for manifest in manifests)
+    scopes = {manifest.root: scope(manifest) for manifest in manifests}
     made = SimulatedVersions(*manifests)
     broker, peers, ring = MemoryBroker(), Peers(), DictRing()
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(memory_bus(broker))
         fleet = await stack.enter_async_context(Fleet(bus))
-        workers: dict[str, list[SimulatedWorker]] = {"prefill": [], "decode": []}
-        for service, count in (("prefill", prefills), ("decode", decodes)):
-            for number in range(count):
-                own = await stack.enter_async_context(memory_bus(broker))
-                worker = SimulatedWorker(service, f"{service}-{number}", own, roots, MODEL, peers)
-                workers[service].append(await stack.enter_async_context(worker))
+
+        async def start(service: str, id: str) -> SimulatedWorker:
+            own = await stack.enter_async_context(memory_bus(broker))
+            worker = SimulatedWorker(service, id, own, roots, MODEL, peers, scopes)
+            worker.local_tokens = local_tokens if service == "decode" else 0
+            return await stack.enter_async_context(worker)
+
+        workers = {
+            service: [await start(service, f"{service}-{number}") for number in range(count)]
+            for service, count in (("prefill", prefills), ("decode", decodes))
+        }
         total = prefills + decodes
         await fleet.wait_for(lambda f: len(f.live("prefill")) + len(f.live("decode")) == total, Deadline.after(5))
         chosen = RouterSettings(**({"id": "r-0", "model": MODEL, "http_port": 0} | settings))  # type: ignore[arg-type]
         made_router = await stack.enter_async_context(router(chosen, bus, fleet, made, made, ring))
         for root in roots:
             await made_router.frontend.models.get(root, Deadline.after(5))
-        yield Rig(bus, broker, fleet, made, ring, workers["prefill"], workers["decode"], made_router, roots)
+        await until(lambda: all(made_router.index.table.incarnation(card.id) for card in fleet.cards()))
+        yield Rig(bus, broker, fleet, made, ring, workers["prefill"], workers["decode"], made_router, roots, start)

@@ -15,6 +15,7 @@ import torch
 from pdbus.bus.bus import Bus
 from pdbus.bus.presence import Fleet, Presence
 from pdbus.context import Deadline, RequestContext
+from pdbus.decode.job import DecodeJob
 from pdbus.decode.worker import DecodeWorker
 from pdbus.engine.scheduler import Limits
 from pdbus.engine.versions import Versions
@@ -75,7 +76,7 @@ def paused(worker: Worker[Any]) -> Iterator[None]:
 
 def receiving(rig: Rig) -> bool:
     """Some of a prompt's KV has arrived at the decode worker."""
-    return any(job.lease and job.lease.frames for job in rig.decode.jobs)
+    return any(isinstance(job, DecodeJob) and job.lease and job.lease.frames for job in rig.decode.jobs)
 
 
 @dataclass
@@ -142,12 +143,12 @@ async def rig(
             pool = versions.backend.pool(first.scope.page_format, count)
             limits = Limits(pool.format.page_tokens, chunk_tokens, running)
             common = (bus, id_, name, versions, fleet, pool, limits)
+            ring = await inner.enter_async_context(CacheRing(bus, fleet, replicas=1))
             if kind == "prefill":
-                ring = await inner.enter_async_context(CacheRing(bus, fleet, replicas=1))
                 worker: Any = PrefillWorker(*common, ring)
             else:
                 swap = inner.enter_context(SwapFile(None, swap_pages * pool.format.page_bytes, pool.format.page_bytes))
-                worker = DecodeWorker(*common, swap)
+                worker = DecodeWorker(*common, ring, swap)
             workers.append(await inner.enter_async_context(worker))
             card = _card(kind, id_, bus, name, 0)
             presence = Presence(bus, lambda seq, card=card: replace(card, seq=seq))

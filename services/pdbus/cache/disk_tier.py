@@ -20,7 +20,9 @@ from pdbus.telemetry.spans import meter
 log = logging.getLogger(__name__)
 
 _WAITING_BYTES = 32 << 20
-"""Of entries on their way to the disk; they may have left the memory already, and are given up above it."""
+"""Of entries on their way to the disk that have left the memory; more are given up."""
+_CALM_S = 0.1
+"""So long after a read nothing is written, as long as there is room for what waits: whoever reads is in a hurry."""
 _BROKEN_S = 30.0
 """After a failed write nothing is written for so long."""
 
@@ -31,7 +33,11 @@ class DiskTier:
     def __init__(self, disk: DiskStore) -> None:
         self.disk = disk
         self._waiting: dict[bytes, Entry] = {}
-        self._waiting_bytes = 0
+        self._left: dict[bytes, int] = {}
+        """Bytes of those waiting that have left the memory."""
+        self._read_s = 0.0
+        """When the memory or the disk was read last."""
+        self._draining = False
         self._news = asyncio.Event()
         self._idle = asyncio.Event()
         self._broken_until_s = 0.0
@@ -55,20 +61,24 @@ class DiskTier:
 
     # As the memory above sees it
 
-    def offer(self, entry: Entry) -> None:
-        if entry.kind != "kv" or entry.name or entry.key in self._waiting:
+    def offer(self, entry: Entry, *, given_up: bool) -> None:
+        if not given_up:
+            self._read_s = time.monotonic()
+        if entry.kind != "kv" or entry.name:
             return
         if entry.key in self.disk:
             self.disk.adopt(entry.key, entry.root)  # so that it outlives the root that it was written under
             return
-        if time.monotonic() < self._broken_until_s or not self.disk.fits(entry):
-            return
-        if self._waiting_bytes + len(entry.value) > _WAITING_BYTES:
-            self._writes.add(1, {"outcome": "dropped"})
-            return
-        self._waiting[entry.key] = entry
-        self._waiting_bytes += len(entry.value)
-        self._news.set()
+        if entry.key not in self._waiting:
+            if time.monotonic() < self._broken_until_s or not self.disk.fits(entry):
+                return
+            self._waiting[entry.key] = entry
+            self._news.set()
+        if given_up:
+            self._left[entry.key] = len(entry.value)
+            if sum(self._left.values()) > _WAITING_BYTES:
+                self._take_back(entry.key)
+                self._writes.add(1, {"outcome": "dropped"})
 
     def delete(self, keys: Iterable[bytes]) -> int:
         keys = tuple(keys)
@@ -84,7 +94,7 @@ class DiskTier:
 
     def clear(self) -> None:
         self._waiting.clear()
-        self._waiting_bytes = 0
+        self._left.clear()
         self.disk.clear()
 
     # As the node sees it
@@ -95,12 +105,13 @@ class DiskTier:
 
     def expect(self, entry: DiskEntry) -> None:
         """It will be read soon: the system brings it meanwhile."""
+        self._read_s = time.monotonic()
         entry.segment.will_need(entry.offset, entry.head)
 
-    async def read(self, entry: DiskEntry) -> memoryview | None:
+    async def read(self, entry: DiskEntry) -> bytes | None:
         """The entry's value as stored. None where it is damaged: it is deleted then, or was meanwhile."""
         try:
-            value = await asyncio.to_thread(self.disk.read, entry)
+            value = await asyncio.to_thread(_copied, self.disk, entry)
         except Corrupt as error:
             log.warning("%s: it is given up", error.message)
             if not entry.void:
@@ -112,22 +123,37 @@ class DiskTier:
 
     async def drain(self, deadline: Deadline) -> None:
         """Returns when nothing waits to be written, or the deadline passes."""
+        self._draining = True
         with contextlib.suppress(TimeoutError):
             async with deadline.timeout():
                 while self._waiting or self._news.is_set():
                     self._idle.clear()
                     await self._idle.wait()
+        self._draining = False
 
     def _take_back(self, key: bytes) -> int:
-        self._waiting_bytes -= len(self._waiting.pop(key).value)
+        del self._waiting[key]
+        self._left.pop(key, None)
         return 1
+
+    async def _calm(self) -> None:
+        """Returns when nothing was read for a moment, or what waits has to go."""
+        while not self._draining and not self._left:
+            wait_s = self._read_s + _CALM_S - time.monotonic()
+            if wait_s <= 0:
+                return
+            await asyncio.sleep(wait_s)
 
     async def _write_all(self) -> None:
         while True:
             await self._news.wait()
             self._news.clear()
             while self._waiting:
-                key, entry = next(iter(self._waiting.items()))
+                await self._calm()
+                if not self._waiting:  # deleted meanwhile
+                    break
+                key = next(iter(self._left or self._waiting))
+                entry = self._waiting[key]
                 await self._keep(entry)
                 if self._waiting.get(key) is entry:
                     self._take_back(key)
@@ -164,8 +190,13 @@ class DiskTier:
                 value = await self.read(entry)
                 if value is None or entry.void:
                     continue
-                placed = self.disk.begin(entry.with_value(bytes(value)))
+                placed = self.disk.begin(entry.with_value(value))
                 if placed is not None:
-                    await self._write(placed, bytes(value))
+                    await self._write(placed, value)
         finally:
             self.disk.remove_retired()
+
+
+def _copied(disk: DiskStore, entry: DiskEntry) -> bytes:
+    """In a thread: the map's pages come from the disk as they are touched."""
+    return bytes(disk.read(entry))

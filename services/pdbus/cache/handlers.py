@@ -11,7 +11,8 @@ from functools import partial
 
 from pdbus.bus.bus import Bus
 from pdbus.cache.disk_tier import DiskTier
-from pdbus.cache.transfers import Item, Transfers, Value
+from pdbus.cache.pieces import Value
+from pdbus.cache.transfers import Item, Transfers
 from pdbus.caching.compression import pack, unpack
 from pdbus.caching.disk_entry import DiskEntry
 from pdbus.caching.entry import Entry
@@ -65,16 +66,22 @@ class Handlers:
             raise InvalidRequest(f"at most {MOST_KEYS} keys in one get", param="keys")
         if wanted.stream and not wanted.receiver:
             raise InvalidRequest("a stream needs the bulk address of its receiver", param="receiver")
-        if await self._promote_small(wanted):
+        if wanted.parts < 0:
+            raise InvalidRequest("parts of 0 or more", param="parts")
+        promoted = await self._promote_small(wanted)
+        if promoted:
             self.check_caught_up()
         now_s, room = time.monotonic(), REPLY_BYTES
         told = self.store.fences.told
+        absent = CacheFound(_ABSENT, generation=told.generation)
         found: list[CacheFound] = []
         large: list[Item] = []
         for key in wanted.keys:
             entry = self._find(wanted, key, now_s)
             if entry is None or len(entry.material) > room:
-                found.append(CacheFound(_ABSENT, generation=told.generation))
+                if wanted.parts:
+                    break
+                found.append(absent)
                 continue
             room -= len(entry.material)
             value: bytes | None = None
@@ -84,10 +91,14 @@ class Handlers:
             else:
                 large.append(Item(len(found), entry.size, partial(self._load, entry)))
             age_ms = int((now_s - entry.stored_s) * 1e3)
-            found.append(CacheFound(entry.size, age_ms, material=entry.material, value=value))
-        if large and wanted.stream and not self.transfers.send(wanted.receiver, wanted.stream, large, ctx.deadline):
-            for item in large:
-                found[item.index] = CacheFound(_ABSENT, generation=told.generation)
+            from_disk = isinstance(entry, DiskEntry) or key in promoted
+            found.append(CacheFound(entry.size, age_ms, material=entry.material, value=value, disk=from_disk))
+        found += [absent] * (len(wanted.keys) - len(found))
+        if large and wanted.stream:
+            receiver, stream = wanted.receiver, wanted.stream
+            if not self.transfers.send(receiver, stream, large, wanted.parts, ctx.deadline):
+                for item in large:
+                    found[item.index] = absent
         return CacheGetReply(self.node, told.incarnation, tuple(found))
 
     async def put(self, put: CachePut, ctx: RequestContext) -> CachePutReply:
@@ -137,15 +148,15 @@ class Handlers:
             self.disk.expect(on_disk)
         return on_disk
 
-    async def _promote_small(self, wanted: CacheGet) -> bool:
-        """Brings into memory what is on the disk and small enough to travel inside the reply. False: there was none."""
+    async def _promote_small(self, wanted: CacheGet) -> frozenset[bytes]:
+        """Brings into memory what is on the disk and small enough to travel inside the reply; returns those keys."""
         if not self.disk or wanted.kind != "kv":
-            return False
+            return frozenset()
         known = [self.disk.disk.peek(key) for key in wanted.keys if key not in self.store]
         small = [entry for entry in known if entry and entry.size <= INLINE_BYTES]
         for entry in small:
             await self._from_disk(entry)
-        return bool(small)
+        return frozenset(entry.key for entry in small)
 
     async def _load(self, entry: Entry | DiskEntry) -> Value | None:
         held = await self._from_disk(entry) if isinstance(entry, DiskEntry) else entry
@@ -159,7 +170,7 @@ class Handlers:
         value = await self.disk.read(entry)
         if value is None:
             return None
-        held = entry.with_value(bytes(value))
+        held = entry.with_value(value)
         with contextlib.suppress(Conflict):  # its root was deleted meanwhile: this reader asked before that
             self.store.put(held)
         return held

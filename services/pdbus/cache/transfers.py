@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
 from pdbus.bus.bus import Bus
+from pdbus.cache.pieces import Value, pieces, runs
 from pdbus.context import Deadline
 from pdbus.errors import Corrupt, Unavailable
 from pdbus.messages.bulk import CacheHead
 from pdbus.peers.background import Background
 from pdbus.subjects import TRANSFER
+from pdbus.tasks import cancelled
 
 _AT_ONCE = 4
 _WAITING = 32
-
-
-Value: TypeAlias = bytes | memoryview
+_RUN_BYTES = 4 << 20
+"""Of values that are cut across: enough for full frames, and little to lose if the reading ends early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +37,18 @@ class Transfers:
 
     def __init__(self, bus: Bus, limit_bytes: int) -> None:
         self._bus = bus
+        self._run_bytes = min(_RUN_BYTES, limit_bytes // 4)
         self._sends = Background(_AT_ONCE, _WAITING, limit_bytes)
         self._takes = Background(_AT_ONCE, _WAITING, limit_bytes)
 
     def __len__(self) -> int:
         return len(self._sends) + len(self._takes)
 
-    def send(self, address: str, stream: str, items: list[Item], deadline: Deadline) -> bool:
-        """Begins to send values to a reader's stream. False: too much is on its way already."""
-        size = max(item.size for item in items)  # they are loaded one at a time
-        return self._sends.start(size, partial(self._send, address, stream, items, deadline))
+    def send(self, address: str, stream: str, items: Sequence[Item], parts: int, deadline: Deadline) -> bool:
+        """Begins to send values to a reader's stream; `parts` as in CacheGet. False: too much is on its way already."""
+        cut = [items[run] for run in runs([(item.index, item.size) for item in items], parts, self._run_bytes)]
+        size = min(len(cut), 2) * max(sum(item.size for item in run) for run in cut)  # the next is loaded meanwhile
+        return self._sends.start(size, partial(self._send, address, stream, cut, parts, deadline))
 
     async def take(self, size: int, keep: Callable[[bytes], Awaitable[None]], deadline: Deadline) -> str:
         """Opens a stream for one value of `size` bytes, to be given to `keep`. Returns its id, or "" if too much is on
@@ -64,12 +66,25 @@ class Transfers:
         await self._sends.close()
         await self._takes.close()
 
-    async def _send(self, address: str, stream: str, items: list[Item], deadline: Deadline) -> None:
-        async with self._bus.bulk.send(TRANSFER.name(address=address, stream=stream), deadline) as out:
-            for item in items:
-                value = await item.load()
-                if value is not None:
-                    await out.item(CacheHead(item.index), value)
+    async def _send(
+        self, address: str, stream: str, cut: Sequence[Sequence[Item]], parts: int, deadline: Deadline
+    ) -> None:
+        """Loads each run while the one before it is sent. Of a prefix nothing is sent after what is not there."""
+        loading = asyncio.create_task(_load(cut[0]))
+        try:
+            async with self._bus.bulk.send(TRANSFER.name(address=address, stream=stream), deadline) as out:
+                for number, run in enumerate(cut):
+                    loaded = await loading
+                    if number + 1 < len(cut):
+                        loading = asyncio.create_task(_load(cut[number + 1]))
+                    values = [value for value in loaded if value is not None]
+                    if len(values) == len(run):
+                        for head, body in pieces(run[0].index, values, parts):
+                            await out.item(head, body)
+                    elif parts:
+                        return
+        finally:
+            await cancelled(loading)
 
     async def _take(
         self,
@@ -90,3 +105,7 @@ class Transfers:
         finally:
             if not opened.done():
                 opened.set_exception(Unavailable("the cache node could not open a stream"))
+
+
+async def _load(run: Sequence[Item]) -> list[Value | None]:
+    return list(await asyncio.gather(*(item.load() for item in run)))

@@ -8,12 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pdbus.context import Deadline
+from pdbus.decode.answering import decoding
 from pdbus.decode.leases import PageLease
 from pdbus.decode.receive import receive
 from pdbus.engine.job import Job, to_the_end
 from pdbus.engine.sequence import Ended, Event, Produced, Sequence
-from pdbus.engine.version import Pin
+from pdbus.engine.version import Pin, Version
 from pdbus.errors import Conflict, DeadlineExceeded
+from pdbus.kv.prefix import PrefixScope, page_keys, tokens_digest
 from pdbus.messages.common import Ticket
 from pdbus.messages.decode import DecodeRun, KvFinal, Reserve
 from pdbus.tasks import cancelled
@@ -36,6 +38,7 @@ class DecodeJob(Job):
         """Frames of the lease are taken from now on, or will never be."""
         self._run: DecodeRun | None = None
         self._pins: list[Pin] = []
+        self._granted_s = 0.0
         self._complete = asyncio.Event()
         self._receiver: asyncio.Task[None] | None = None
         self._sequence: Sequence | None = None
@@ -47,7 +50,7 @@ class DecodeJob(Job):
 
     def grant(self, lease: PageLease, pin: Pin) -> None:
         """Takes over pages and pin, and begins to receive into the pages."""
-        self.lease = lease
+        self.lease, self._granted_s = lease, time.monotonic()
         self._pins.append(pin)
         self._worker.leases.add(lease)
         self._receiver = self._worker.jobs.spawn(self.beside(partial(self._receive, lease)))
@@ -83,6 +86,9 @@ class DecodeJob(Job):
         started_ns = time.time_ns()
         await receive(self._worker, lease, self.deadline, self.listening)
         record_span(Phase.KV_TRANSFER, started_ns, time.time_ns(), attributes={"pdbus.frames": lease.frames})
+        assert lease.final
+        computed = lease.reserve.tokens - (lease.final.first.cached_tokens or 0)
+        self._worker.threshold.handed_over(computed, time.monotonic() - self._granted_s)
         self._check_complete()
 
     def _check_complete(self) -> None:
@@ -99,6 +105,8 @@ class DecodeJob(Job):
         told = (reserve.root, reserve.tokens, reserve.router, reserve.prefill_worker)
         if told != (ticket.root, len(ticket.tokens), ticket.router, run.prefill_worker):
             raise Conflict("the router's run and the prefill worker's reservation differ")
+        if lease.final.tokens_digest != tokens_digest(ticket.tokens):
+            raise Conflict("the KV that was handed over is of other tokens")
         first = lease.final.first
         if first.index != len(ticket.delivered) or len(first.ids) != (first.finish is None):
             raise Conflict("the final frame's first token is not the answer's next one")
@@ -107,28 +115,30 @@ class DecodeJob(Job):
     async def _decode(self, run: DecodeRun, lease: PageLease, final: KvFinal) -> None:
         if final.first.finish:
             return  # prefill ended the answer, and has told the router
-        ticket, started_ns = run.ticket, time.time_ns()
+        ticket, version = run.ticket, self._pins[0].version
+        scope = self._scope(ticket, lease, version)
         sequence = Sequence(
             ticket,
-            self._pins[0].version,
+            version,
             self.deadline,
             lease.hold,
             sampled=final.first.ids,
+            keys=page_keys(ticket.tokens, scope) if scope else (),
+            scope=scope,
             computed=len(ticket.tokens),
         )
         self.next_index = len(ticket.delivered) + len(final.first.ids)
         self._worker.leases.remove(lease)
         self._sequence = sequence
         self._worker.core.submit(sequence)
-        try:
+        with decoding(sequence, self._worker.jobs.metrics):
             await asyncio.shield(self.ended)
-        finally:
-            tokens = sequence.output_index
-            ended_ns = time.time_ns()
-            record_span(Phase.DECODE, started_ns, ended_ns, attributes={"gen_ai.usage.output_tokens": tokens})
-            if tokens > len(ticket.delivered) + 1:
-                steps = tokens - len(ticket.delivered) - 1
-                self._worker.jobs.metrics.per_output_token((ended_ns - started_ns) / 1e9 / steps)
+
+    def _scope(self, ticket: Ticket, lease: PageLease, version: Version) -> PrefixScope | None:
+        """Of the keys under which others may find its pages. None where they may not: numbers of another compute class
+        are not what would be computed here, and a request for its prompt's log-probabilities fills no cache."""
+        alike = lease.reserve.compute_class == self._worker.versions.compute_class
+        return version.salted(ticket.salt) if alike and ticket.prompt_logprobs is None else None
 
     async def _free(self) -> None:
         """The lease goes first: from then on no frame is written. Pages only after nothing can write into them."""

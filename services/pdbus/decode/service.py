@@ -11,6 +11,7 @@ from pdbus.engine.scheduler import Limits
 from pdbus.engine.service import EngineService
 from pdbus.kv.codec import PagePool
 from pdbus.kv.swap_file import SwapFile
+from pdbus.peers.cache import CacheRing
 
 
 class DecodeService(EngineService[DecodeSettings]):
@@ -18,5 +19,7 @@ class DecodeService(EngineService[DecodeSettings]):
 
     async def make_worker(self, pool: PagePool, limits: Limits, stack: contextlib.AsyncExitStack) -> DecodeWorker:
         settings = self.settings
+        ring = await stack.enter_async_context(CacheRing(self.bus, self.fleet, replicas=1))
         swap = stack.enter_context(SwapFile(settings.data, settings.swap_bytes, pool.format.page_bytes))
-        return DecodeWorker(self.bus, settings.id, settings.model, self.versions, self.fleet, pool, limits, swap)
+        common = (self.bus, settings.id, settings.model, self.versions, self.fleet, pool, limits)
+        return DecodeWorker(*common, ring, swap, colocated=settings.colocated)

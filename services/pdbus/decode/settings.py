@@ -13,6 +13,8 @@ from pdbus.settings import SettingsError
 class DecodeSettings(EngineSettings):
     most_running: int = 64
     """Answers in one step."""
+    colocated: bool = False
+    """Every prompt is read by the worker that writes its answer, and no prefill worker is needed."""
     data: Path | None = None
     """Where the file of preempted answers lies; absent: where temporary files do."""
     swap_bytes: int = 1 << 30

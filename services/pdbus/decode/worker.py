@@ -13,8 +13,12 @@ from pdbus.bus.serving import Registration
 from pdbus.context import Deadline, RequestContext
 from pdbus.decode.job import DecodeJob
 from pdbus.decode.leases import LEASE_S, Leases, PageLease
+from pdbus.decode.local import LocalJob
+from pdbus.decode.threshold import Threshold
+from pdbus.engine.prefix_tier import PrefixTier
 from pdbus.engine.scheduler import Limits
 from pdbus.engine.tickets import check_addressed, check_attempt, check_ticket
+from pdbus.engine.version import Pin
 from pdbus.engine.versions import Versions
 from pdbus.engine.worker import LOAD_S, Worker
 from pdbus.errors import Cancelled, Conflict, InvalidRequest, Overloaded, StaleAttempt, TooLarge, Unavailable
@@ -25,6 +29,7 @@ from pdbus.messages.common import Ticket
 from pdbus.messages.decode import DecodeRun, Lease, Reserve
 from pdbus.messages.presence import Load
 from pdbus.messages.workers import Accepted, Resend, ResendReply
+from pdbus.peers.cache import CacheRing
 from pdbus.subjects import ANY, DECODE_RESEND, DECODE_RESERVE, DECODE_RUN, KV, To
 
 MOST_JOBS = 128
@@ -32,7 +37,7 @@ MOST_LEASES = 24
 """Each is a bulk stream under way; their frames together have to stay within what the bus may buffer."""
 
 
-class DecodeWorker(Worker[DecodeJob]):
+class DecodeWorker(Worker[DecodeJob | LocalJob]):
     service: ClassVar[str] = "decode"
 
     def __init__(
@@ -44,10 +49,23 @@ class DecodeWorker(Worker[DecodeJob]):
         fleet: Fleet,
         pool: PagePool,
         limits: Limits,
+        ring: CacheRing,
         swap: SwapFile | None = None,
+        *,
+        colocated: bool = False,
     ) -> None:
+        """`colocated`: it asks for all prompts, not only for those that it reads sooner than others."""
         super().__init__(bus, id, model, versions, fleet, pool, limits, MOST_JOBS, swap)
+        self.l2 = PrefixTier(ring, fleet, self.core)
         self.leases = Leases(MOST_LEASES)
+        self.threshold = Threshold(limits.page_tokens, limits.chunk_tokens, colocated=colocated)
+
+    async def prepare(self, stack: contextlib.AsyncExitStack) -> None:
+        await stack.enter_async_context(self.l2)
+
+    @property
+    def local_tokens(self) -> int:
+        return self.threshold.tokens(self.backlog_tokens)
 
     @property
     def resend_to(self) -> To[Resend, ResendReply]:
@@ -76,11 +94,24 @@ class DecodeWorker(Worker[DecodeJob]):
         with contextlib.ExitStack() as held:
             held.enter_context(pin)
             check_ticket(ticket, pin.version.config)
-            job = self._job(ticket, message.prefill_worker, deadline)
-            if job and not job.has_run:
-                job.take_run(message, pin)
+            if message.prefill_worker is None:
+                taken = self._read_here(ticket, pin, deadline)
+            else:
+                job = self._job(ticket, message.prefill_worker, deadline)
+                if taken := job is not None and not job.has_run:
+                    job.take_run(message, pin)
+            if taken:
                 held.pop_all()
         return self.accepted()
+
+    def _read_here(self, ticket: Ticket, pin: Pin, deadline: Deadline) -> bool:
+        """Starts a job that reads the prompt here, and takes over the pin; False where it was taken already."""
+        if isinstance(self.jobs.get((ticket.session, ticket.attempt)), DecodeJob):
+            raise Conflict(f"attempt {ticket.attempt} of {ticket.session} waits for a hand-over")
+        if not self.jobs.admit(ticket.request_id, ticket.choice, ticket.attempt):
+            return False
+        self.jobs.start(LocalJob(self, ticket, pin, deadline))
+        return True
 
     async def reserve(self, message: Reserve, ctx: RequestContext) -> Lease:
         """Idempotent: the same reservation again gets the same lease."""
@@ -128,7 +159,7 @@ class DecodeWorker(Worker[DecodeJob]):
 
     def _leased(self, message: Reserve) -> DecodeJob | None:
         """The job that has this lease already. Raises Conflict where its reservation was another."""
-        job = self.jobs.get((message.session, message.attempt))
+        job = self._two_legged(message)
         if job is None or job.closed or job.lease is None:
             return None
         if job.lease.reserve != message:
@@ -137,11 +168,18 @@ class DecodeWorker(Worker[DecodeJob]):
 
     def _job(self, attempt: Ticket | Reserve, prefill_worker: str, deadline: Deadline) -> DecodeJob | None:
         """The attempt's job, a new one if need be; None where it has ended here. Raises why it is refused."""
-        job = self.jobs.get((attempt.session, attempt.attempt))
+        job = self._two_legged(attempt)
         if job is not None and not job.closed and not job.stopping:
             return job
         if not self.jobs.admit(attempt.request_id, attempt.choice, attempt.attempt):
             return None
         job = DecodeJob(self, attempt, prefill_worker, deadline)
         self.jobs.start(job)
+        return job
+
+    def _two_legged(self, attempt: Ticket | Reserve) -> DecodeJob | None:
+        """The attempt's job. Raises Conflict where that reads its prompt here."""
+        job = self.jobs.get((attempt.session, attempt.attempt))
+        if isinstance(job, LocalJob):
+            raise Conflict(f"the prompt of attempt {attempt.attempt} of {attempt.session} is read here")
         return job

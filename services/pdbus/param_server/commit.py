@@ -17,7 +17,7 @@ from pdbus.context import Deadline, new_id
 from pdbus.errors import Conflict, Unavailable
 from pdbus.messages.changelog import Commit, LogEntry, Member, Ref
 from pdbus.messages.common import Digest
-from pdbus.messages.presence import Card
+from pdbus.messages.presence import WHOLE_PROMPTS, Card
 from pdbus.param_server.folder import read_json, write_json
 from pdbus.param_server.store import BlockStore
 from pdbus.peers.history import HistoryFollower
@@ -38,11 +38,15 @@ def is_new_wish(history: History, root: Digest, wished: Digest | None) -> bool:
 
 
 def ref_is_due(history: History, root: Digest, prefill: Sequence[Card], decode: Sequence[Card]) -> bool:
-    """Whether `stable` is to move to `root`: its commit waits for it, and a worker of each kind can serve it."""
+    """Whether `stable` is to move to `root`: its commit waits for it, and workers can serve it. These are one of each
+    kind, or a decode worker that reads all prompts itself."""
     waits = history.pending == root or (history.newest == root and REF not in history.refs)
-    return waits and all(
-        any(card.state == "ready" and root in card.roots for card in cards) for cards in (prefill, decode)
-    )
+    reading, writing = ([card for card in cards if _serves(card, root)] for cards in (prefill, decode))
+    return waits and bool(writing) and (bool(reading) or any(card.local_tokens >= WHOLE_PROMPTS for card in writing))
+
+
+def _serves(card: Card, root: Digest) -> bool:
+    return card.state == "ready" and root in card.roots
 
 
 def changed_layers(manifest: Manifest, parent: Manifest | None) -> tuple[tuple[str, Digest], ...]:
@@ -84,7 +88,7 @@ class LogWriter:
 
     async def move_ref(self, root: Digest, deadline: Deadline) -> None:
         """Moves `stable` to `root`, unless the log has moved on since it was found due."""
-        ref = Ref(REF, root, self._author, "a prefill and a decode worker have it ready")
+        ref = Ref(REF, root, self._author, "the workers have it ready")
         await self._append(LogEntry(ref=ref), self._follower.seq, deadline)
 
     async def _append(self, entry: LogEntry, expected_seq: int | None, deadline: Deadline) -> None:

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pdbus.backoff import backoff_s
+from pdbus.bus.bulk_frames import FRAME_BYTES
 from pdbus.bus.bulk_send import Outgoing
 from pdbus.bus.codec import encode
 from pdbus.context import RequestContext
 from pdbus.engine.sequence import LayerReady, Sequence
 from pdbus.errors import DeadlineExceeded, NotFound, Overloaded, Unavailable
 from pdbus.kv.codec import export_layer
+from pdbus.kv.prefix import tokens_digest
 from pdbus.messages.bulk import KV_FINAL, KvHead
 from pdbus.messages.decode import KvFinal, Reserve
 from pdbus.messages.router import TokenItem
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 _ANSWER_S = 5.0
 """A decode worker grants or refuses a lease within a turn of its engine."""
+_SHORT = 8
+"""So many times as many cached tokens as others: these are computed sooner than those are sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +55,29 @@ class Handoff:
         self._pieces: deque[_Piece] = deque()
         self._first: TokenItem | None = None
         self._news = asyncio.Event()
+        self._waits = False
+        """Nothing is sent before the first token."""
         self._frames = 0
         self._checksum = 0
 
     def cached(self, tokens: int) -> None:
         """The first `tokens` tokens are in the pages without having been computed. Comes before any `layer_ready`."""
-        step = self._worker.limits.chunk_tokens // self._worker.limits.page_tokens * self._worker.limits.page_tokens
         for layer in range(self._worker.pool.format.layers):
-            for start in range(0, tokens, step):
-                self._pieces.append(_Piece(layer, start, min(step, tokens - start)))
+            self._add(layer, 0, tokens)
+        # Where little is left to compute, sending the rest beside it would only make the first token late.
+        self._waits = (len(self._sequence.ticket.tokens) - tokens) * _SHORT <= tokens
         self._news.set()
 
     def layer_ready(self, event: LayerReady) -> None:
-        self._pieces.append(_Piece(event.layer, event.start, event.tokens))
+        self._add(event.layer, event.start, event.tokens)
         self._news.set()
+
+    def _add(self, layer: int, start: int, tokens: int) -> None:
+        """Cuts at page ends, so that each piece is one frame where it can."""
+        page_format = self._worker.pool.format
+        step = max(FRAME_BYTES // page_format.layer_bytes, 1) * page_format.page_tokens
+        for at in range(start, start + tokens, step):
+            self._pieces.append(_Piece(layer, at, min(step, start + tokens - at)))
 
     def first_token(self, item: TokenItem) -> None:
         """All layers are ready: the final frame carries this item."""
@@ -120,7 +133,7 @@ class Handoff:
 
     async def _send_pieces(self, out: Outgoing) -> None:
         while True:
-            while self._pieces:
+            while self._pieces and (self._first or not self._waits):
                 await self._send_piece(out, self._pieces.popleft())
             if self._first:
                 return
@@ -139,6 +152,6 @@ class Handoff:
     async def _send_final(self, out: Outgoing) -> None:
         ticket = self._sequence.ticket
         assert self._first
-        tokens = len(ticket.tokens)
-        final = KvFinal(ticket.attempt, ticket.root, tokens, self._frames, self._checksum, self._first)
+        tokens, digest = len(ticket.tokens), tokens_digest(ticket.tokens)
+        final = KvFinal(ticket.attempt, ticket.root, tokens, digest, self._frames, self._checksum, self._first)
         await out.item(KvHead(ticket.attempt, ticket.root, KV_FINAL, tokens, 0), encode(final))

@@ -1,4 +1,4 @@
-"""One attempt at one choice: a prefill and a decode worker, until the answer is whole or one of them fails."""
+"""One attempt at one choice: its worker or two, until the answer is whole or one of them fails."""
 
 from __future__ import annotations
 
@@ -40,12 +40,15 @@ class Attempt:
         """The worker by which the attempt failed, where one is to blame."""
         self.ended_by_worker = False
         """The answer is whole, and the decode worker (or prefill, for a single token) knows it."""
+        self._holders = (pair.decode,) if pair.prefill is None else (pair.prefill, pair.decode)
+        self._reader = self._holders[0]
+        """Reads the prompt, and sends the first token."""
         self._output = output
         self._bus = bus
         self._ctx = ctx
         self._order = InOrder(len(ticket.delivered))
         self._incarnations: dict[str, str] = {}
-        self._needed = {pair.prefill, pair.decode}
+        self._needed = set(self._holders)
         """Workers whose death ends the attempt."""
         self._unanswered = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -55,13 +58,14 @@ class Attempt:
         self._asking = False
 
     async def run(self, hub: TokenHub) -> None:
-        """Returns when the answer is whole. Raises what the first failing leg told; both legs are cancelled then."""
+        """Returns when the answer is whole. Raises what the first failing leg told; all legs are cancelled then."""
         self._hub = hub
         reason: CancelReason | None = None
         try:
-            with hub.listening(self), hub.workers.booked(self.pair):
+            with hub.listening(self), hub.workers.booked(self.pair) as self._booking:
                 prefill, decode = self.pair.prefill, self.pair.decode
-                self._own(self._start(prefill, PREFILL_RUN(worker=prefill), PrefillRun(self.ticket, decode)))
+                if prefill is not None:
+                    self._own(self._start(prefill, PREFILL_RUN(worker=prefill), PrefillRun(self.ticket, decode)))
                 self._own(self._start(decode, DECODE_RUN(worker=decode), DecodeRun(self.ticket, prefill)))
                 await self._over
                 reason = "finished" if self.ended_by_worker else "stopped"
@@ -71,7 +75,7 @@ class Attempt:
         finally:
             if reason is None:
                 reason = "deadline" if self._ctx.deadline.passed else "client_gone"
-            hub.cancels.send(self.ticket, (self.pair.prefill, self.pair.decode), reason)
+            hub.cancels.send(self.ticket, self._holders, reason)
             await cancelled(*self._tasks)
             if self._over.done() and not self._over.cancelled():
                 self._over.exception()  # told, or no longer wanted
@@ -87,7 +91,7 @@ class Attempt:
             self._take(item, worker)
 
     def frame_lost(self, worker: str) -> None:
-        if worker in (self.pair.prefill, self.pair.decode):
+        if worker in self._holders:
             self._ask_again()
 
     def look(self, now_s: float) -> None:
@@ -113,15 +117,16 @@ class Attempt:
         if self._order.gap:
             self._ask_again()
         elif self._order.next_index > len(self.ticket.delivered) + 1:
-            self._needed.discard(self.pair.prefill)  # its part is done: decode goes on alone
+            self._needed &= {self.pair.decode}  # the other's part is done: decode goes on alone
 
     def _use(self, item: TokenItem) -> None:
+        self._booking.prompt_read()
         if self.ticket.attempt == 1 and item.cached_tokens is not None:
             self._output.cached_tokens = item.cached_tokens
         finish = item.finish if item.finish in ("stop", "length") else None
         if self.ticket.prompt_logprobs is not None and not self._output.prompt_known:
             if item.prompt_logprobs is None or len(item.prompt_logprobs) != len(self.ticket.prompt) - 1:
-                self._fail(Corrupt("the prompt's log-probabilities are missing"), self.pair.prefill)
+                self._fail(Corrupt("the prompt's log-probabilities are missing"), self._reader)
                 return
             self._output.prompt(item.prompt_logprobs)
         if self._output.add(item.ids, item.logprobs, finish):
@@ -129,11 +134,11 @@ class Attempt:
             self._over.set_result(None)
 
     def _ask_again(self) -> None:
-        """At most one question under way. The first token is the prefill worker's, all others decode's."""
+        """At most one question under way. The first token is its reader's, all others decode's."""
         if self._asking or self._over.done():
             return
-        first = self._order.next_index == len(self.ticket.delivered)
-        worker = self.pair.prefill if first else self.pair.decode
+        first = self.pair.prefill is not None and self._order.next_index == len(self.ticket.delivered)
+        worker = self._reader if first else self.pair.decode
         if worker in self._incarnations:  # else it has not even accepted yet, and that call has its own deadline
             self._asking = True
             self._own(self._resend(worker, first))

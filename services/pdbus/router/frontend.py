@@ -53,7 +53,6 @@ class Plan:
     seed: int
     compute_class: str | None
     """None: no worker serves the root just now."""
-    page_format: str
     key: ResultKey | None
     """None: the answer can't be asked for again, or the caller wants no cache."""
 
@@ -156,7 +155,6 @@ class Frontend:
             limits,
             secrets.randbits(64) if given is None else given,
             kind.compute_class if kind else None,
-            kind.page_format if kind else "",
             key,
         )
 
@@ -178,7 +176,6 @@ class Frontend:
     def _generation(self, plan: Plan, output: ChoiceOutput) -> Generation:
         request, ctx = plan.request, plan.caller.ctx
         prompt = plan.prompts[output.choice // request.n]
-        salt = tenant_salt(ctx.tenant)
         ticket = Ticket(
             request_id=ctx.request_id,
             choice=output.choice,
@@ -187,7 +184,7 @@ class Frontend:
             model=self.models.model,
             root=plan.version.root,
             tenant=ctx.tenant,
-            salt=salt,
+            salt=tenant_salt(ctx.tenant),
             prompt=prompt.ids,
             delivered=(),
             sampling=request.sampling,
@@ -197,8 +194,7 @@ class Frontend:
             deadline_ns=ctx.deadline.wall_ns,
             prompt_logprobs=request.logprobs if request.echo else None,
         )
-        page = plan.version.page_key(prompt.ids, plan.page_format, plan.compute_class or "", salt)
-        return Generation(ticket, output, page, plan.compute_class, self._hub, self._bus, ctx, self._rng)
+        return Generation(ticket, output, plan.version, plan.compute_class, self._hub, self._bus, ctx, self._rng)
 
 
 def tenant_salt(tenant: str) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from opentelemetry.trace import Status, StatusCode
@@ -20,6 +21,7 @@ from pdbus.errors import (
     Forbidden,
     InvalidRequest,
     NotFound,
+    Overloaded,
     PdbusError,
     RootGone,
     Unauthorized,
@@ -28,13 +30,16 @@ from pdbus.errors import (
 from pdbus.kv.format import PAGE_TOKENS
 from pdbus.messages.common import Ticket
 from pdbus.router.attempt import Attempt
+from pdbus.router.models import Version
 from pdbus.router.output import ChoiceOutput
-from pdbus.router.placement import Pair
+from pdbus.router.placement import Kind, Pair, Wanted
+from pdbus.router.prefixes import PrefixKeys
 from pdbus.router.tokens import TokenHub
 
 NO_WORKER_S = 10.0
 """How long a request waits for its first workers; for later ones, once it has begun, it waits to its deadline."""
 _MOST_INTERNAL = 3
+_MOST_AVOIDED = 8
 _FINAL = (InvalidRequest, Unauthorized, Forbidden, NotFound)
 """Another worker would say the same. (RootGone is a NotFound, but another worker may have the root.)"""
 
@@ -46,8 +51,7 @@ class Generation:
     ticket: Ticket
     """Of the first attempt."""
     output: ChoiceOutput
-    page: bytes
-    """What the prefill worker is chosen by."""
+    version: Version
     prefer_class: str | None
     hub: TokenHub
     bus: Bus
@@ -63,9 +67,9 @@ class Generation:
             self.output.add((), (), "length")
             return
         retries = internal = 0
-        avoid: frozenset[str] = frozenset()
+        failed: dict[str, PdbusError] = {}  # of late, by worker
         while True:
-            pair = await self._pair(avoid)
+            pair = await self._pair(failed)
             ticket = self._next_ticket()
             attempt = Attempt(ticket, pair, self.output, self.bus, self.ctx)
             try:
@@ -76,20 +80,27 @@ class Generation:
                 if (isinstance(error, _FINAL) and not isinstance(error, RootGone)) or internal >= _MOST_INTERNAL:
                     raise
                 self.ctx.deadline.check(f"another worker could take over ({error.message})")
-                avoid = avoid | {attempt.failed} if attempt.failed and len(avoid) < 8 else frozenset()
+                if attempt.failed and len(failed) < _MOST_AVOIDED:
+                    failed[attempt.failed] = error
+                else:
+                    failed.clear()
                 failure = error
             if retries:
                 await self._back_off(retries, failure)
             retries += 1
 
     async def _try(self, attempt: Attempt) -> None:
+        pair = attempt.pair
         attributes: dict[str, AttributeValue] = {
             "pdbus.attempt": attempt.ticket.attempt,
             "pdbus.choice": attempt.ticket.choice,
-            "pdbus.prefill_worker": attempt.pair.prefill,
-            "pdbus.decode_worker": attempt.pair.decode,
+            "pdbus.decode_worker": pair.decode,
             "pdbus.delivered_tokens": len(attempt.ticket.delivered),
+            "pdbus.matched_tokens": pair.matched_tokens,
         }
+        if pair.prefill is not None:
+            attributes["pdbus.prefill_worker"] = pair.prefill
+        self.hub.metrics.placed(pair)
         outcome = "cancelled"
         with self.hub.metrics.span("attempt", attributes, record_exception=False) as span:
             try:
@@ -111,12 +122,12 @@ class Generation:
         delivered = tuple(self.output.ids)
         return replace(self.ticket, attempt=self.attempts, delivered=delivered, prompt_logprobs=prompt_logprobs)
 
-    async def _pair(self, avoid: frozenset[str]) -> Pair:
+    async def _pair(self, failed: Mapping[str, PdbusError]) -> Pair:
         workers, root = self.hub.workers, self.ticket.root
-        pages = -(-(len(self.ticket.prompt) + len(self.output.ids) + 1) // PAGE_TOKENS)
+        wanted = self._wanted(failed)
 
         def choose() -> Pair | None:
-            return workers.pair(root, self.page, prefer_class=self.prefer_class, avoid=avoid, pages=pages)
+            return workers.pair(root, wanted)
 
         deadline = self.ctx.deadline if self.attempts else self.ctx.deadline.within(NO_WORKER_S)
         pair = choose()
@@ -127,9 +138,25 @@ class Generation:
                 self.ctx.deadline.check("a worker was there")
             pair = choose()
         if pair is None:
-            raise Unavailable("no prefill and decode worker serves this version", retry_after_s=2.0)
+            raise Unavailable("no worker serves this version", retry_after_s=2.0)
         self.one_class &= pair.compute_class == self.prefer_class
         return pair
+
+    def _wanted(self, failed: Mapping[str, PdbusError]) -> Wanted:
+        tokens = self.ticket.prompt + tuple(self.output.ids)
+
+        def keys(kind: Kind) -> PrefixKeys:
+            return self.version.prefix_keys(tokens, kind, self.ticket.salt)
+
+        return Wanted(
+            len(tokens),
+            keys,
+            pages=-(-(len(tokens) + 1) // PAGE_TOKENS),
+            shares=self.ticket.prompt_logprobs is None or self.output.prompt_known,
+            prefer_class=self.prefer_class,
+            avoid=frozenset(failed),
+            broken=frozenset(worker for worker, error in failed.items() if not isinstance(error, Overloaded)),
+        )
 
     async def _back_off(self, retries: int, failure: PdbusError) -> None:
         wait_s = max(backoff_s(retries, self.rng), min(failure.retry_after_s or 0.0, 1.0) * self.rng.random())

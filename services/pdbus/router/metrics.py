@@ -8,6 +8,7 @@ from typing import Literal
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind
 
+from pdbus.router.placement import Pair
 from pdbus.telemetry import Attributes, EdgeMetrics, Tally, meter, span, tracer
 
 Lookup = Literal["hit", "miss", "bypass"]
@@ -21,6 +22,12 @@ class RouterMetrics:
         self._tracer = tracer()
         self.edge = EdgeMetrics(model)
         self._attempts = Tally("pdbus.router.attempts", "{attempt}", "Attempts by outcome", "outcome")
+        self._placements = meter().create_counter(
+            "pdbus.router.placements", "{attempt}", "Attempts by who reads the prompt: the decode worker, or another"
+        )
+        self._matched = meter().create_counter(
+            "pdbus.router.matched_tokens", "{token}", "Prompt tokens that the worker chosen to read them has cached"
+        )
         self._dropped = meter().create_counter(
             "pdbus.router.items_dropped", "{item}", "Token items of another attempt or root, or of no request"
         )
@@ -45,6 +52,11 @@ class RouterMetrics:
 
     def attempt(self, outcome: str) -> None:
         self._attempts.add(outcome)
+
+    def placed(self, pair: Pair) -> None:
+        kind = {"kind": "local" if pair.prefill is None else "remote"}
+        self._placements.add(1, kind)
+        self._matched.add(pair.matched_tokens, kind)
 
     def dropped(self, reason: Dropped) -> None:
         self.dropped_items += 1

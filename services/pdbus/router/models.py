@@ -9,7 +9,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -17,11 +17,13 @@ from pdbus.canonical import digest
 from pdbus.context import Deadline, RequestContext
 from pdbus.errors import InvalidRequest, NotFound, PdbusError, Unavailable
 from pdbus.kv.format import PAGE_TOKENS, PageFormat
-from pdbus.kv.prefix import child_key
+from pdbus.kv.prefix import PrefixScope
 from pdbus.messages.common import Digest
 from pdbus.model.config import ModelConfig, from_hf
 from pdbus.model.scope import prefix_scope
 from pdbus.router.chat_template import ChatTemplate
+from pdbus.router.placement import Kind
+from pdbus.router.prefixes import PrefixKeys
 from pdbus.router.tokenizer import Tokenizer, stop_ids
 from pdbus.tasks import cancelled
 from pdbus.weights.history import History
@@ -71,18 +73,24 @@ class Version:
     stop_ids: tuple[int, ...]
     tensors: Mapping[str, Digest]
     """Digests of the weights."""
-    _scopes: dict[tuple[str, str], Digest] = field(default_factory=dict)
+    _scopes: dict[Kind, PrefixScope] = field(default_factory=dict)
 
-    def page_key(self, tokens: Sequence[int], page_format: str, compute_class: str, salt: bytes) -> bytes:
-        """The key of the prompt's first page, by which its prefill worker is chosen; of all of it, if it is shorter."""
-        if not page_format:  # no worker is there yet to say how it lays pages out
-            return digest([salt, list(tokens[:PAGE_TOKENS])])
-        layout = PageFormat.parse(page_format)
-        scope = self._scopes.get((page_format, compute_class))
+    def prefix_keys(self, tokens: Sequence[int], kind: Kind, salt: bytes) -> PrefixKeys:
+        """The keys of the prompt's pages, as workers of that kind have them."""
+        scope = self._scope(kind)
         if scope is None:
-            scope = prefix_scope(self.config, self.tensors, layout, compute_class).digest()
-            self._scopes[page_format, compute_class] = scope
-        return child_key(digest([scope, salt]), tokens[: layout.page_tokens])
+            return PrefixKeys(tokens, digest([*kind, salt]), PAGE_TOKENS)
+        return PrefixKeys(tokens, replace(scope, salt=salt).digest(), scope.page_format.page_tokens)
+
+    def _scope(self, kind: Kind) -> PrefixScope | None:
+        """None for pages in a layout of another version of this program: nothing of theirs can be found."""
+        if kind not in self._scopes:
+            try:
+                layout = PageFormat.parse(kind.page_format)
+            except InvalidRequest:
+                return None
+            self._scopes[kind] = prefix_scope(self.config, self.tensors, layout, kind.compute_class)
+        return self._scopes[kind]
 
 
 class Models:

@@ -19,6 +19,7 @@ from pdbus.router.frontend import Frontend
 from pdbus.router.http import HttpServer, serve_http
 from pdbus.router.http_pages import Pages
 from pdbus.router.infer import Infer
+from pdbus.router.kv_follower import KvFollower
 from pdbus.router.metrics import RouterMetrics
 from pdbus.router.models import Follower, Models, Reader
 from pdbus.router.results import Results, Ring
@@ -39,6 +40,7 @@ class Router:
     hub: TokenHub
     cancels: Cancels
     workers: Workers
+    index: KvFollower
     http: HttpServer
     infer: Registration[InferRequest, InferReply]
 
@@ -61,7 +63,9 @@ async def router(
     async with AsyncExitStack() as stack:
         executor = stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="router"))
         metrics = RouterMetrics(settings.model)
-        workers = Workers(fleet, settings.model, random.Random())  # noqa: S311 - breaks ties
+        rng = random.Random()  # noqa: S311 - breaks ties and spreads retries
+        index = await stack.enter_async_context(KvFollower(bus, fleet, settings.model, rng))
+        workers = Workers(fleet, settings.model, index.matching, rng)
         cancels = Cancels(bus, settings.id, workers.gone)
         models = await stack.enter_async_context(Models(settings.model, follower, reader, executor))
         hub = await stack.enter_async_context(TokenHub(bus, settings.id, workers, cancels, metrics))
@@ -76,7 +80,7 @@ async def router(
         http = await stack.enter_async_context(
             serve_http(frontend, pages, settings.http_host, settings.http_port, settings.max_body_bytes)
         )
-        yield Router(frontend, hub, cancels, workers, http, infer)
+        yield Router(frontend, hub, cancels, workers, index, http, infer)
 
 
 def why_not_ready(models: Models, workers: Workers) -> str:
@@ -87,5 +91,5 @@ def why_not_ready(models: Models, workers: Workers) -> str:
     if root not in models.loaded:
         return "the current version's tokenizer is being loaded"
     if workers.kind(root) is None:
-        return "no prefill and decode worker is ready for the current version"
+        return "no worker is ready for the current version"
     return ""

@@ -9,40 +9,52 @@ from contextlib import contextmanager
 from pdbus.bus.presence import Fleet
 from pdbus.messages.common import Digest
 from pdbus.messages.presence import Card
-from pdbus.router.placement import Loads, Pair, choose_pair, usable
+from pdbus.router.loads import Loads
+from pdbus.router.placement import Kind, Matching, Pair, Wanted, choose_kind, choose_pair, usable
+
+
+class Booking:
+    """What one attempt counts for at its workers, from now on."""
+
+    def __init__(self, loads: Loads, pair: Pair) -> None:
+        self._loads = loads
+        self._decode = pair.decode
+        self._reading: tuple[str, int, int] | None = (
+            (pair.decode, 0, pair.rest_tokens) if pair.prefill is None else (pair.prefill, 1, pair.rest_tokens)
+        )
+        loads.book(self._decode, 1, 0)
+        loads.book(*self._reading)
+
+    def prompt_read(self) -> None:
+        """The first token is here: nothing is left to be computed of the prompt."""
+        reading, self._reading = self._reading, None
+        if reading:
+            self._loads.release(*reading)
+
+    def end(self) -> None:
+        self.prompt_read()
+        self._loads.release(self._decode, 1, 0)
 
 
 class Workers:
     """Used from one event loop."""
 
-    def __init__(self, fleet: Fleet, model: str, rng: random.Random) -> None:
+    def __init__(self, fleet: Fleet, model: str, matching: Matching, rng: random.Random) -> None:
         self.fleet = fleet
         self._model = model
+        self._matching = matching
         self._rng = rng
         self._loads = Loads()
         fleet.on_change(lambda: self._loads.forget_all_but(card.id for card in fleet.cards()))
 
-    def pair(
-        self, root: Digest, page: bytes, *, prefer_class: str | None, avoid: frozenset[str], pages: int
-    ) -> Pair | None:
-        """Two workers that hold `root` and understand each other, or None."""
+    def pair(self, root: Digest, wanted: Wanted) -> Pair | None:
+        """Workers that hold `root` and understand each other, or None."""
         prefills, decodes = self._usable("prefill", root), self._usable("decode", root)
-        return choose_pair(
-            page,
-            prefills,
-            decodes,
-            self._loads,
-            prefer_class=prefer_class,
-            avoid=avoid,
-            pages=pages,
-            rng=self._rng,
-        )
+        return choose_pair(wanted, prefills, decodes, self._loads, self._matching, self._rng)
 
-    def kind(self, root: Digest) -> Card | None:
-        """A prefill worker's card whose page format and compute class a decode worker shares; None if none serves."""
-        decodes = {(card.page_format, card.compute_class) for card in self._usable("decode", root)}
-        fitting = [c for c in self._usable("prefill", root) if (c.page_format, c.compute_class) in decodes]
-        return min(fitting, key=lambda card: (card.compute_class, card.page_format), default=None)
+    def kind(self, root: Digest) -> Kind | None:
+        """What requests of this root are computed by just now; None if nobody serves it."""
+        return choose_kind(self._usable("prefill", root), self._usable("decode", root))
 
     def gone(self, worker: str, incarnation: str | None = None) -> bool:
         """Dead, or restarted since it was `incarnation`: what it held is lost."""
@@ -52,13 +64,13 @@ class Workers:
         return self.fleet.state(worker) == "dead"
 
     @contextmanager
-    def booked(self, pair: Pair) -> Iterator[None]:
-        """Counts one request on both until it ends."""
-        self._loads.book(pair.prefill, pair.decode)
+    def booked(self, pair: Pair) -> Iterator[Booking]:
+        """Counts one request at its workers until it ends."""
+        booking = Booking(self._loads, pair)
         try:
-            yield
+            yield booking
         finally:
-            self._loads.release(pair.prefill, pair.decode)
+            booking.end()
 
     @property
     def idle(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdbus.errors import PdbusError
+from pdbus.errors import InvalidRequest, PdbusError
 from pdbus.settings import load
 from pdbus.stack.settings import StackSettings
 
@@ -53,6 +53,9 @@ def parser() -> argparse.ArgumentParser:
         help="of the weights (default: fp32); int8 and int4 are made by each worker as it loads a version",
     )
     up.add_argument("--kv-dtype", choices=["fp32", "fp16", "int8"], default="", help="of the KV cache (default: fp32)")
+    up.add_argument(
+        "--colocated", action="store_true", help="decode workers read all prompts themselves: no prefill workers"
+    )
     for flag, default in (("prefill", 1), ("decode", 1), ("param-servers", 1), ("cache-nodes", 1), ("routers", 1)):
         up.add_argument(f"--{flag}", type=_count, default=default, metavar="N", help="processes (default: %(default)s)")
     _data(up)
@@ -119,6 +122,8 @@ def _up(given: argparse.Namespace, settings: StackSettings) -> int:
     from pdbus.stack.plan import Options, resolve_checkpoint
     from pdbus.stack.up import up
 
+    if given.colocated and given.prefill > 1:
+        raise InvalidRequest("--colocated has no prefill workers: leave --prefill out")
     options = Options(
         checkpoint=resolve_checkpoint(given.model) if given.model else str(default_checkpoint()),
         model=given.name,
@@ -131,6 +136,7 @@ def _up(given: argparse.Namespace, settings: StackSettings) -> int:
         cache_nodes=given.cache_nodes,
         prefill=given.prefill,
         decode=given.decode,
+        colocated=given.colocated,
     )
     return up(options, given.data or settings.data, settings, Console())
 

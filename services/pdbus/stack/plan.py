@@ -33,6 +33,8 @@ class Options:
     cache_nodes: int = 1
     prefill: int = 1
     decode: int = 1
+    colocated: bool = False
+    """Decode workers read all prompts themselves, and there are no prefill workers."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class ProcessPlan:
 
 def processes(options: Options, folder: Folder, nats_url: str, cores: int) -> list[ProcessPlan]:
     """Every service process of the stack. Engine processes share the cores."""
-    threads = max(1, cores // (options.prefill + options.decode))
+    prefill = 0 if options.colocated else options.prefill
+    threads = max(1, cores // (prefill + options.decode))
 
     def plan(service: str, number: int, **more: str) -> ProcessPlan:
         id = f"{service.replace('_', '-')}-{number}"
@@ -73,8 +76,8 @@ def processes(options: Options, folder: Folder, nats_url: str, cores: int) -> li
     engine |= {name: value for name, value in given.items() if value}
     counted: tuple[tuple[str, int, dict[str, str]], ...] = (
         ("param_server", options.param_servers, checkpoint),
-        ("prefill", options.prefill, engine),
-        ("decode", options.decode, engine),
+        ("prefill", prefill, engine),
+        ("decode", options.decode, engine | ({"PDBUS_COLOCATED": "1"} if options.colocated else {})),
         ("cache", options.cache_nodes, {}),
         ("invalidator", 1, {}),
     )

@@ -65,7 +65,7 @@ class Frame:
         return b"".join((prefix, _CRC.pack(crc), self.head)), self.body
 
 
-def read_frame(data: bytes) -> Frame:
+def read_frame(data: Buffer) -> Frame:
     """The frame in `data`, its parts as views. Raises Corrupt when it is none, or its checksum does not match."""
     if len(data) < _HEAD_AT:
         raise Corrupt("a bulk frame is too short")

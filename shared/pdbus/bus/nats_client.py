@@ -13,7 +13,8 @@ headers escape the payload check             | headers and body are measured tog
 a blocked publish swallows cancellation      | `writable()` is an ordinary wait with a limit
 so does a request whose answer comes with it | `_request_new_style` has no `wait_for` (its fault up to Python 3.11)
 a slow callback drops new messages           | callbacks are plain functions called by the reader; queues are their own
-bodies are copied two to four times          | header line, body parts and line end are written separately
+bodies sent are copied two to four times     | header line, body parts and line end are written separately
+bodies that come are copied five times       | the socket is read straight into a large one (nats_inbound.py)
 a raising error callback ends the read loop  | ours only logs
 """
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from secrets import token_hex
 from typing import Any
 
@@ -29,6 +31,7 @@ import nats.aio.client
 import nats.aio.transport
 import nats.errors
 
+from pdbus.bus.nats_inbound import Inbound, Work
 from pdbus.bus.nats_wire import Outbox, publish, read_headers
 from pdbus.bus.transport import NO_HEADERS, Buffer, Callback, Raw
 from pdbus.errors import Unavailable
@@ -50,7 +53,7 @@ class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is
         self._over = False
         self._callbacks: dict[int, Callback] = {}
         self._out = Outbox(lambda: self._transport._io_writer)
-        self._reads = 0
+        self._inbound: Inbound | None = None
 
     async def dial(self, servers: Sequence[str], name: str) -> None:
         """Connects to any of `servers`, each tried twice. Raises OSError or nats.errors.Error."""
@@ -181,34 +184,37 @@ class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is
         await self._transport.connect(s.uri, buffer_size=READ_BYTES, connect_timeout=self.options["connect_timeout"])
 
     async def _read_loop(self) -> None:
-        error: Exception = nats.errors.UnexpectedEOF()
+        error = None
+        transport, reader = self._transport._io_writer.transport, self._transport._io_reader
         try:
-            while data := await self._transport.read(READ_BYTES):
-                self._reads += 1
-                await self._ps.parse(data)
+            self._inbound = Inbound(transport, self._on_message, self._on_command, bytes(reader._buffer))
+            error = await self._inbound.until_over()
         except Exception as failure:
             error = failure
         finally:
-            self.lost(error)
+            self.lost(error or nats.errors.UnexpectedEOF())
 
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
-        callback = self._callbacks.get(sid)
+    def _on_message(self, number: int, subject: bytes, reply: bytes, headers: bytes, body: Buffer) -> Work | None:
+        callback = self._callbacks.get(number)
         if callback is None:
-            await super()._process_msg(sid, subject, reply, data, headers)
-            return
+            return partial(self._process_msg, number, subject, reply, bytes(body), headers or None)
         try:
-            callback(Raw(subject.decode(), reply.decode(), read_headers(headers) if headers else NO_HEADERS, data))
+            callback(Raw(subject.decode(), reply.decode(), read_headers(headers) if headers else NO_HEADERS, body))
         except Exception:
             log.exception("a subscriber of %r failed", subject)
+        return None
+
+    def _on_command(self, line: bytes) -> Work:
+        return partial(self._ps.parse, line + b"\r\n")
 
     async def _ping_interval(self) -> None:
         """The watchdog: nats-py starts and cancels it with the connection."""
         silent = 0
         while silent < SILENT_PINGS:
-            before = self._reads
+            before = self._inbound.reads if self._inbound else 0
             await self._send_ping()
             await asyncio.sleep(PING_EVERY_S)
-            silent = silent + 1 if self._reads == before else 0
+            silent = silent + 1 if not self._inbound or self._inbound.reads == before else 0
         self.lost(nats.errors.StaleConnectionError())
 
     async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:

@@ -22,7 +22,8 @@ class Raw:
     subject: str
     reply: str
     headers: Mapping[str, str]
-    data: bytes
+    data: Buffer
+    """Whoever keeps a part of a large body keeps all of it."""
 
 
 Callback: TypeAlias = Callable[[Raw], None]

@@ -32,8 +32,8 @@ TOMBSTONE_S = 86_400.0
 class Below(Protocol):
     """A slower tier: takes what the memory gives up, and forgets whatever the memory has to forget."""
 
-    def offer(self, entry: Entry) -> None:
-        """An entry that was read, or is given up. It may be kept or not; quick."""
+    def offer(self, entry: Entry, *, given_up: bool) -> None:
+        """An entry that was read, or is given up now. It may be kept or not; quick."""
 
     def delete(self, keys: Iterable[bytes]) -> int: ...
 
@@ -100,7 +100,7 @@ class Store:
             self._adopt(entry, root)
         self._order.hit(key)
         if self._below:
-            self._below.offer(entry)
+            self._below.offer(entry, given_up=False)
         return entry
 
     def admit(self, root: bytes, name: str, fence: Fence | None, charge: int) -> bool:
@@ -189,7 +189,7 @@ class Store:
         while self._entries and self.used_bytes + room > self.budget_bytes:
             key = self._order.evict()
             if self._below:
-                self._below.offer(self._entries[key])
+                self._below.offer(self._entries[key], given_up=True)
             self._unindex(key)
             self.evicted += 1
         return self.used_bytes + room <= self.budget_bytes

@@ -17,7 +17,8 @@ from collections.abc import Sequence as Many
 from types import TracebackType
 from typing import Self, TypeVar
 
-from pdbus.engine.scheduler import Chunk, Limits, Scheduler
+from pdbus.engine.chunks import Chunk
+from pdbus.engine.scheduler import Limits, Scheduler
 from pdbus.engine.sequence import Ended, Event, LayerReady, Produced, Sequence, Started
 from pdbus.engine.step import Abandoned, compute
 from pdbus.engine.swap import Swap
@@ -172,7 +173,10 @@ class Core:
         events += [Started(sequence, sequence.computed) for sequence in turn.started]
         self._tell(events)
         # All passes of a turn are told together: one token frame leaves per turn and router.
+        started_s = time.monotonic()
         self._tell([event for group in turn.groups for event in self._compute(group)])
+        if turn.groups and not any(chunk.sequence.cancelled for group in turn.groups for chunk in group):
+            scheduler.took(turn, time.monotonic() - started_s)
         return bool(turn.groups)
 
     def _compute(self, group: Many[Chunk]) -> list[Event]:
@@ -206,7 +210,7 @@ class Core:
 
     def _end(self, sequence: Sequence, error: PdbusError | None = None) -> Ended:
         self._scheduler.remove(sequence)
-        if not sequence.handoff:
+        if sequence.ready and not sequence.handoff:  # else somebody may still read or write its pages
             sequence.hold.release()
         return Ended(sequence, error)
 

@@ -55,6 +55,11 @@ class Job(ABC):
     def peer(self) -> str | None:
         """The worker without which it can't go on now."""
 
+    @property
+    def backlog_tokens(self) -> int:
+        """Tokens of a prompt that it still has to read."""
+        return 0
+
     @abstractmethod
     async def run(self) -> None: ...
 

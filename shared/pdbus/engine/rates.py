@@ -67,9 +67,10 @@ class Rates:
         return self._declined % _TRY_EVERY == 0
 
     def patience_s(self, pages: int, longest_s: float) -> float:
-        """How long to wait for `pages` pages: no longer than computing them takes, or a moment."""
+        """How long to wait for `pages` pages: as long as reading them pays, but for a moment. `longest_s`: as long as
+        that isn't known."""
         compute_s = self.page_compute_s
-        return longest_s if compute_s is None else min(longest_s, max(compute_s * pages, _MOMENT_S))
+        return longest_s if compute_s is None else max(_READ_SHARE * compute_s * pages, _MOMENT_S)
 
 
 def _median(taken: deque[float]) -> float | None:

@@ -8,8 +8,8 @@ A sequence is in exactly one of three places:
     preempted  owns no pages: others needed them to grow (engine/preemption.py). Comes back before anything is admitted
              that wants pages.
 
-A step computes one token of every sequence that continues its answer, and a chunk of each one that still reads its
-prompt, under a token budget. A chunk ends at a page boundary, or at the end of the known tokens.
+A step computes one token of every sequence that continues its answer, and chunks of those that still read their
+prompt, under a token budget (engine/pace.py). A chunk ends at a page boundary, or at the end of the known tokens.
 
 A sequence whose next page is being computed by a running one stays waiting until that page is published, then shares
 it: choices of one request and prompts with a common beginning compute it once.
@@ -20,11 +20,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from pdbus.engine.chunks import Chunk, chunks_of
+from pdbus.engine.pace import Pace
 from pdbus.engine.preemption import Preemption, Swap
 from pdbus.engine.sequence import Sequence
 from pdbus.errors import DeadlineExceeded, Overloaded, PdbusError, TooLarge
 from pdbus.kv.pages import PageTable
-from pdbus.kv.prefix import PageKey
+from pdbus.kv.prefix import PageKey, more_keys
 from pdbus.messages.common import Digest
 
 
@@ -35,19 +37,6 @@ class Limits:
     """Prompt tokens in one step, over all sequences; at least a page."""
     running: int
     """Sequences in steps at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Compute `tokens` tokens of the sequence, from its first uncomputed one on."""
-
-    sequence: Sequence
-    tokens: int
-
-    @property
-    def last(self) -> bool:
-        """All known tokens are computed after it: the next one can be sampled."""
-        return self.tokens == self.sequence.remaining
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +58,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         """In order of admission: the last one is the youngest."""
         self._preemption = Preemption(pages, limits.page_tokens, swap)
+        self._pace = Pace(limits.page_tokens, limits.chunk_tokens)
+        self._turns = 0
         self._admitted = 0
         self._computing: set[Digest] = set()
         """Keys of pages that running sequences are about to compute. A hint: a miss costs computing a page twice."""
@@ -98,6 +89,7 @@ class Scheduler:
 
     def turn(self, now_s: float) -> Turn:
         """Decides the next round. What failed is already removed; its pages are still its own, except a victim's."""
+        self._turns += 1
         failed = self._expire(now_s)
         self._preemption.bring_back(self.running, self.limits.running)
         started = self._admit(failed)
@@ -109,9 +101,16 @@ class Scheduler:
         chunk.sequence.computed += chunk.tokens
         self.publish(chunk.sequence)
 
+    def took(self, turn: Turn, taken_s: float) -> None:
+        """A turn was computed, in this time."""
+        chunks = [chunk.tokens for group in turn.groups for chunk in group]
+        self._pace.took(chunks.count(1), sum(tokens for tokens in chunks if tokens > 1), taken_s)
+
     def publish(self, sequence: Sequence) -> None:
         """Makes the sequence's full pages findable that are not yet."""
         pages = sequence.hold.pages
+        if sequence.scope and sequence.computed >= (len(sequence.keys) + 1) * self.limits.page_tokens:
+            sequence.keys = more_keys(sequence.keys, sequence.tokens, sequence.computed, sequence.scope)
         full = min(sequence.computed // self.limits.page_tokens, len(sequence.keys))
         for at in range(sequence.published, full):
             key = sequence.keys[at]
@@ -123,6 +122,7 @@ class Scheduler:
         """Publishes no more of the sequence's pages."""
         self._computing.difference_update(key.digest for key in sequence.keys[sequence.published :])
         sequence.keys = sequence.keys[: sequence.published]
+        sequence.scope = None
 
     def _expire(self, now_s: float) -> list[tuple[Sequence, PdbusError]]:
         late = [one for one in self.all if one.deadline.at_monotonic_s <= now_s]
@@ -132,25 +132,32 @@ class Scheduler:
 
     def _admit(self, failed: list[tuple[Sequence, PdbusError]]) -> list[Sequence]:
         started: list[Sequence] = []
+        held_up = bool(self.preempted)
         for sequence in list(self.waiting):
             if len(self.running) >= self.limits.running:
                 break
-            wanted = -(-len(sequence.tokens) // self.limits.page_tokens)
-            if wanted > self.pages.total:
-                self.waiting.remove(sequence)
-                many = f"{len(sequence.tokens)} tokens are more than this worker's KV pool holds"
-                failed.append((sequence, TooLarge(many)))
-            elif self.preempted and not sequence.hold.pages:
-                break
-            elif not self._prefix_is_being_computed(sequence):
-                if not sequence.hold.pages and not self._take_pages(sequence, wanted):
-                    break  # those behind it wait too: a large prompt must not starve
-                self.waiting.remove(sequence)
-                self.running.append(sequence)
-                self._admitted += 1
-                sequence.admitted = self._admitted
-                started.append(sequence)
+            if not sequence.hold.pages:
+                wanted = -(-len(sequence.tokens) // self.limits.page_tokens)
+                if wanted > self.pages.total:
+                    self.waiting.remove(sequence)
+                    many = f"{len(sequence.tokens)} tokens are more than this worker's KV pool holds"
+                    failed.append((sequence, TooLarge(many)))
+                    continue
+                if held_up or self._prefix_is_being_computed(sequence):
+                    continue
+                if not self._take_pages(sequence, wanted):
+                    held_up = True  # those behind it that want pages wait too: a large prompt must not starve
+                    continue
+            self._start(sequence)
+            started.append(sequence)
         return started
+
+    def _start(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        self._admitted += 1
+        sequence.admitted, sequence.served = self._admitted, self._turns
+        self.publish(sequence)  # the pages that it brought along
 
     def _prefix_is_being_computed(self, sequence: Sequence) -> bool:
         """A running sequence is about to publish the first page that this one would have to compute."""
@@ -164,7 +171,8 @@ class Scheduler:
     def _take_pages(self, sequence: Sequence, wanted: int) -> bool:
         hold = self.pages.hold()
         shared = hold.match(self._shareable(sequence))
-        if not self.pages.can_allocate(wanted - shared):
+        growing = sum(not one.handoff for one in self.running)  # each may want a page in this very turn
+        if not self.pages.can_allocate(wanted - shared + growing):
             hold.release()
             return False
         hold.allocate(wanted - shared)
@@ -186,7 +194,7 @@ class Scheduler:
                     self.running.remove(preempted)
                     self.keep_private(preempted)
                 else:
-                    victims.append(self._give_up(self.running[-1]))
+                    victims.append(self._give_up(self._youngest()))
         return victims + [self._give_up(one) for one in self._preemption.hopeless()]
 
     def _give_up(self, victim: Sequence) -> tuple[Sequence, PdbusError]:
@@ -194,34 +202,15 @@ class Scheduler:
         victim.hold.release()
         return victim, Overloaded("no KV pages are left for this answer to grow")
 
+    def _youngest(self) -> Sequence:
+        """Of those whose pages nobody else is writing into."""
+        return next(one for one in reversed(self.running) if one.ready)
+
     def _lacks_page(self, sequence: Sequence) -> bool:
         return len(sequence.hold.pages) * self.limits.page_tokens < len(sequence.tokens)
 
     def _groups(self) -> tuple[tuple[Chunk, ...], ...]:
         groups: dict[Digest, list[Chunk]] = {}
-        for chunk in self._chunks():
+        for chunk in chunks_of(self.running, self._pace.prompt_tokens, self.limits.page_tokens, self._turns):
             groups.setdefault(chunk.sequence.ticket.root, []).append(chunk)
         return tuple(tuple(group) for group in groups.values())
-
-    def _chunks(self) -> list[Chunk]:
-        """Answers first, one token each. Prompts share the budget evenly; what one leaves goes to the first in line."""
-        active = [one for one in self.running if one.ready and not one.cancelled]
-        tokens = {id(one): 1 for one in active if one.remaining == 1}
-        prompts = [one for one in active if one.remaining > 1]
-        budget = self.limits.chunk_tokens
-        share = max(budget // max(len(prompts), 1), self.limits.page_tokens)
-        for sequence in prompts:
-            tokens[id(sequence)] = self._cut(sequence, min(share, budget))
-            budget -= tokens[id(sequence)]
-        for sequence in prompts:
-            more = self._cut(sequence, tokens[id(sequence)] + budget) - tokens[id(sequence)]
-            tokens[id(sequence)] += more
-            budget -= more
-        return [Chunk(one, tokens[id(one)]) for one in active if tokens[id(one)]]
-
-    def _cut(self, sequence: Sequence, tokens: int) -> int:
-        """The largest chunk of at most `tokens` tokens that ends at a page boundary or at the sequence's end."""
-        if tokens >= sequence.remaining:
-            return sequence.remaining
-        size = self.limits.page_tokens
-        return max((sequence.computed + tokens) // size * size - sequence.computed, 0)

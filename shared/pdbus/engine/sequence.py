@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from pdbus.context import Deadline
 from pdbus.errors import PdbusError
 from pdbus.kv.pages import PageHold
-from pdbus.kv.prefix import PageKey
+from pdbus.kv.prefix import PageKey, PrefixScope
 from pdbus.messages.common import Ticket
 from pdbus.messages.router import Finish, TokenLogprob
 from pdbus.model.sampler import Sampler
@@ -26,7 +26,8 @@ class Sequence:
 
     The engine's thread alone changes it after `Core.submit`, except that the event loop may write into the pages of
     one that is not `ready`. With `handoff` the sequence ends with its first new token, each layer's KV is announced,
-    and its pages stay with it until `Core.discard`; without, it goes on to its end and its pages are freed there.
+    and its pages stay with it until `Core.discard`, as they do where it ends before it was ready; else it goes on to
+    its end and its pages are freed there.
     """
 
     ticket: Ticket
@@ -40,6 +41,8 @@ class Sequence:
     """Tokens of the answer after those of the ticket, sampled elsewhere in the same attempt."""
     keys: tuple[PageKey, ...] = ()
     """Of all full pages that it may share and publish; none: its pages stay private."""
+    scope: PrefixScope | None = None
+    """Of the keys that pages get which it fills with its answer; None: those stay private."""
     computed: int = 0
     """Tokens from the first on whose KV is in its pages."""
     ready: bool = True
@@ -47,6 +50,8 @@ class Sequence:
     cancelled: bool = False
     admitted: int = 0
     """Its number in the order of admission."""
+    served: int = 0
+    """The turn in which some of its prompt was computed last, or in which it was admitted."""
     published: int = 0
     """Pages from the first on that are findable under `keys`, its own or shared ones."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -71,7 +76,8 @@ class Sequence:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        return self.handoff and self.ticket.prompt_logprobs is not None
+        """They come with the attempt's first token."""
+        return self.ticket.prompt_logprobs is not None and self.output_index == len(self.ticket.delivered)
 
     @property
     def remaining(self) -> int:

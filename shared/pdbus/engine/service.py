@@ -90,6 +90,7 @@ class EngineService(Service[S], Generic[S]):
             roots=roots,
             compute_class=self.versions.compute_class,
             page_format=str(page_format) if page_format else "",
+            local_tokens=self.worker.local_tokens if self.worker else 0,
             detail=self.versions.detail,
             progress=self.worker.core.progress if self.worker else 0,
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
-from pdbus.engine.scheduler import Chunk
+from pdbus.engine.chunks import Chunk
 from pdbus.engine.sequence import Ended, Produced, Sequence
 from pdbus.errors import PdbusError
 from pdbus.kv.codec import PagePool

@@ -19,6 +19,7 @@ from pdbus.engine.core import Core
 from pdbus.engine.emitter import Emitter
 from pdbus.engine.job import Job
 from pdbus.engine.jobs import Jobs
+from pdbus.engine.kv_index import KvIndexPublisher
 from pdbus.engine.scheduler import Limits
 from pdbus.engine.sequence import Event
 from pdbus.engine.tickets import is_name
@@ -74,6 +75,15 @@ class Worker(ABC, Generic[J]):
         """Enters what has to live longer than any job. Nothing, unless a worker says otherwise."""
 
     @property
+    def local_tokens(self) -> int:
+        """As its card says (messages/presence.py)."""
+        return 0
+
+    @property
+    def backlog_tokens(self) -> int:
+        return sum(job.backlog_tokens for job in self.jobs)
+
+    @property
     @abstractmethod
     def resend_to(self) -> To[Resend, ResendReply]:
         """Where routers ask for what they missed: also while the worker drains."""
@@ -86,6 +96,7 @@ class Worker(ABC, Generic[J]):
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self.core)
             await stack.enter_async_context(self.emitter)
+            await stack.enter_async_context(KvIndexPublisher(self.bus, self.id, self.core))
             stack.push_async_callback(self.jobs.close)
             self.jobs.spawn(self._watch())
             await self.prepare(stack)
@@ -116,6 +127,7 @@ class Worker(ABC, Generic[J]):
         return Load(
             running=self.core.running,
             waiting=max(len(self.jobs) - self.core.running, 0),
+            backlog_tokens=self.backlog_tokens,
             pages_total=self.core.pages.total,
             pages_used=self.core.pages.used,
             streams=self.bus.bulk.open_streams,

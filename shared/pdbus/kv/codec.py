@@ -56,6 +56,12 @@ def import_pages(pool: PagePool, page_ids: Sequence[int], body: Buffer) -> None:
     pool.write_bytes(slice(None), page_ids, body)
 
 
+def import_layers(pool: PagePool, layers: slice, page_ids: Sequence[int], body: Buffer) -> None:
+    """Some neighbouring layers of pages: page after page, each layer after layer. Raises Corrupt likewise."""
+    _check_size(body, len(page_ids) * (layers.stop - layers.start) * pool.format.layer_bytes)
+    pool.write_bytes(layers, page_ids, body)
+
+
 def export_page(pool: PagePool, page_id: int) -> memoryview:
     """One page of all layers, layer after layer. A copy."""
     return export_pages(pool, (page_id,))

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 
 from pdbus.errors import Overloaded
+from pdbus.kv.changes import Changes
 from pdbus.kv.prefix import PageKey
 from pdbus.messages.common import Digest
 
@@ -32,6 +33,8 @@ class PageTable:
         if total < 1:
             raise ValueError(f"a page table needs at least one page, not {total}")
         self.total = total
+        self.changes = Changes()
+        """Keys that became findable, or no longer are."""
         self._free = list(range(total - 1, -1, -1))
         self._owners = [0] * total
         self._key_of: dict[int, PageKey] = {}
@@ -61,12 +64,18 @@ class PageTable:
         return PageHold(self)
 
     def matching(self, keys: Sequence[PageKey]) -> int:
-        """How many pages from the first on are findable, without owning them."""
-        return len(self._find(keys))
+        """How many pages from the first on are findable, without owning them. In another thread: a hint."""
+        return next((at for at, key in enumerate(keys) if key not in self), len(keys))
 
     def __contains__(self, key: PageKey) -> bool:
         page = self._page_of.get(key.digest)
-        return page is not None and self._key_of[page].tokens == key.tokens
+        known = None if page is None else self._key_of.get(page)
+        return known is not None and known.tokens == key.tokens
+
+    @property
+    def keys(self) -> list[Digest]:
+        """Of all findable pages."""
+        return list(self._page_of)
 
     def publish(self, page: int, key: PageKey) -> bool:
         """Makes a full, owned page findable. False where the key already has a page: then this one stays private.
@@ -82,6 +91,7 @@ class PageTable:
             return False
         self._page_of[key.digest] = page
         self._key_of[page] = key
+        self.changes.note(key.digest, True)
         return True
 
     def drop(self, keys: Iterable[Digest]) -> int:
@@ -113,14 +123,6 @@ class PageTable:
         assert states[1] <= self._key_of.keys(), "a cached page can't be found"
         assert not states[2] & self._key_of.keys(), "a free page can be found"
 
-    def _find(self, keys: Sequence[PageKey]) -> list[int]:
-        found: list[int] = []
-        for key in keys:
-            if key not in self:
-                break
-            found.append(self._page_of[key.digest])
-        return found
-
     def _take_new(self, count: int) -> list[int]:
         if not self.can_allocate(count):
             raise Overloaded(f"{count} KV pages are wanted and {self.available} of {self.total} are available")
@@ -130,7 +132,7 @@ class PageTable:
         return pages
 
     def _take_cached(self, keys: Sequence[PageKey]) -> list[int]:
-        pages = self._find(keys)
+        pages = [self._page_of[key.digest] for key in keys[: self.matching(keys)]]
         for page in pages:
             self._owners[page] += 1
             self._cached.pop(page, None)
@@ -152,7 +154,9 @@ class PageTable:
         return page
 
     def _forget(self, page: int) -> None:
-        del self._page_of[self._key_of.pop(page).digest]
+        key = self._key_of.pop(page).digest
+        del self._page_of[key]
+        self.changes.note(key, False)
 
 
 class PageHold:

@@ -7,16 +7,18 @@ from the same weights, settings and numerics, for the same tenant. Only full pag
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdbus.canonical import Value, digest
+from pdbus.canonical import Value, digest, encode
 from pdbus.kv.format import PageFormat
 from pdbus.messages.common import Digest
 
 _SCOPE_SCHEMA = "pdbus.kv.scope/1"
-_PAGE_SCHEMA = "pdbus.kv.page/1"
+_PAGE_SCHEMA = encode("pdbus.kv.page/1")
+_TOKENS_SCHEMA = "pdbus.kv.tokens/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +61,42 @@ class PageKey:
 
 def page_keys(tokens: Sequence[int], scope: PrefixScope) -> tuple[PageKey, ...]:
     """The keys of all full pages of `tokens`, in order. Raises ValueError for an id outside 0 to 2^32 - 1."""
-    keys: list[PageKey] = []
-    parent, size = scope.digest(), scope.page_format.page_tokens
-    for start in range(0, len(tokens) - size + 1, size):
+    return more_keys((), tokens, len(tokens), scope)
+
+
+def more_keys(keys: tuple[PageKey, ...], tokens: Sequence[int], until: int, scope: PrefixScope) -> tuple[PageKey, ...]:
+    """`keys`, those of the first pages of `tokens`, and those of the further pages that are full with `until` tokens.
+
+    So a growing sequence keys each new page without walking its whole prefix again."""
+    more: list[PageKey] = []
+    parent, size = keys[-1].digest if keys else scope.digest(), scope.page_format.page_tokens
+    for start in range(len(keys) * size, until - size + 1, size):
         page = tuple(tokens[start : start + size])
         parent = child_key(parent, page)
-        keys.append(PageKey(parent, page, scope.kv_root))
-    return tuple(keys)
+        more.append(PageKey(parent, page, scope.kv_root))
+    return (*keys, *more) if more else keys
+
+
+def tokens_digest(tokens: Sequence[int]) -> Digest:
+    """What the two ends of a hand-over compare: the tokens whose KV it is. Raises ValueError as `page_keys` does."""
+    return digest([_TOKENS_SCHEMA, _packed(tokens)])
 
 
 def child_key(parent: Digest, tokens: Sequence[int]) -> Digest:
-    """The key of the page that holds `tokens` after `parent`: a page's key, or the scope's digest for the first page.
+    """The key of the page that holds `tokens` after `parent`: a page's key, or for the first one the scope's digest."""
+    packed = _packed(tokens)
+    # canonical.digest([schema, parent, packed]) written out: routers and workers do it for every page of every prompt.
+    fields = b"".join((_PAGE_SCHEMA, _bytes_of(parent), parent, _bytes_of(packed), packed))
+    return hashlib.sha256(b"l" + len(fields).to_bytes(8, "big") + fields).digest()
 
-    Lets a growing sequence key one new page without walking its whole prefix again."""
+
+def _packed(tokens: Sequence[int]) -> bytes:
     try:
-        packed = struct.pack(f">{len(tokens)}I", *tokens)
+        return struct.pack(f">{len(tokens)}I", *tokens)
     except struct.error as error:
         raise ValueError(f"a token id is no unsigned 32-bit integer: {error}") from None
-    return digest([_PAGE_SCHEMA, parent, packed])
+
+
+def _bytes_of(field: bytes) -> bytes:
+    """What stands before these bytes in the canonical encoding."""
+    return b"b" + len(field).to_bytes(8, "big")

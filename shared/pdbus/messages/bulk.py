@@ -48,6 +48,12 @@ class KvHead:
 
 @dataclass(frozen=True, slots=True)
 class CacheHead:
-    """One cache value; `index` counts in the request's keys."""
+    """Cache values, or a piece of them; `index` counts in the request's keys.
+
+    A piece: of `count` values from `index` on, one after the other, their `parts` parts from `part` on."""
 
     index: int
+    count: int = 1
+    part: int = 0
+    parts: int = 0
+    """0: the values are whole."""

@@ -24,6 +24,9 @@ class CacheGet:
     """Bulk address of the reader; empty: inline values only, of larger ones the size is told."""
     stream: str = ""
     max_age_ms: int | None = None
+    parts: int = 0
+    """Above 0: the keys are those of a prefix, of use up to the first that is absent; and their values may be cut into
+    this many equal parts, to travel in whatever pieces make good frames (`CacheHead`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,8 @@ class CacheFound:
     """What the key was made from, to be compared by the reader: equal digests are not enough."""
     value: bytes | None = None
     """None with size >= 0: it comes by Bulk, if the reader named a stream."""
+    disk: bool = False
+    """It was not in memory any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,12 @@ from pdbus.messages.router import TokenItem
 
 @dataclass(frozen=True, slots=True)
 class DecodeRun:
-    """Continue the ticket once `prefill_worker` has handed over the KV of all its tokens."""
+    """Continue the ticket once `prefill_worker` has handed over the KV of all its tokens.
+
+    Without one, this worker reads them itself: then it sends every token, in its first item `cached_tokens` too."""
 
     ticket: Ticket
-    prefill_worker: str
+    prefill_worker: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class KvFinal:
     attempt: int
     root: Digest
     tokens: int
+    tokens_digest: Digest
+    """Of the tokens whose KV it is (kv/prefix.py)."""
     frames: int
     """KV frames before this one."""
     checksum: int

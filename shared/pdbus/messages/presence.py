@@ -9,6 +9,9 @@ from pdbus.messages.common import Digest
 
 State = Literal["starting", "ready", "draining"]
 
+WHOLE_PROMPTS = 1 << 30
+"""As `Card.local_tokens`: this decode worker reads every prompt itself (colocated)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -16,6 +19,8 @@ class Load:
 
     running: int = 0
     waiting: int = 0
+    backlog_tokens: int = 0
+    """Of prompts that a worker has accepted and not read yet."""
     pages_total: int = 0
     pages_used: int = 0
     """Pages owned by sequences or leases; cached ones that nobody uses count as free."""
@@ -43,6 +48,9 @@ class Card:
     """Bulk address."""
     compute_class: str = ""
     page_format: str = ""
+    local_tokens: int = 0
+    """Of decode workers, as measured: a prompt of which at most this many tokens are not in their cache they read
+    themselves sooner than a hand-over would bring it."""
     url: str = ""
     """HTTP address, of routers."""
     detail: str = ""

@@ -1,4 +1,4 @@
-"""What routers receive: requests of callers, and tokens of workers."""
+"""What routers receive: requests of callers, tokens of workers, and which prefixes these have."""
 
 from __future__ import annotations
 
@@ -66,3 +66,36 @@ class TokenFrame:
     seq: int
     """Counts this worker's frames to this router."""
     items: tuple[TokenItem, ...]
+
+
+INDEX_KEY_BYTES = 8
+"""Of a prefix key in the index: enough to choose a worker by; the worker itself compares whole keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvIndex:
+    """Changes of a worker's findable pages since its last message; a key is in one of the two at most."""
+
+    worker: str
+    incarnation: str
+    seq: int
+    """Counts this incarnation's messages, from 1."""
+    stored: tuple[bytes, ...] = ()
+    """Prefix keys, cut to INDEX_KEY_BYTES."""
+    evicted: tuple[bytes, ...] = ()
+    clear: bool = False
+    """All earlier messages are void."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvIndexWanted:
+    """Asks a worker for its whole index: a message was missed, or none was ever heard."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvIndexSnapshot:
+    incarnation: str
+    seq: int
+    """Of the last message whose changes are in it; 0 before the first."""
+    keys: bytes
+    """INDEX_KEY_BYTES each, joined."""

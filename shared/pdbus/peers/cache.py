@@ -10,10 +10,10 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from pdbus.bus.bus import Bus
 from pdbus.bus.presence import Fleet
@@ -23,8 +23,11 @@ from pdbus.errors import Conflict, PdbusError
 from pdbus.messages.cache import CacheGet, CachePut, Kind
 from pdbus.messages.common import Digest
 from pdbus.peers.background import Background
+from pdbus.peers.cache_counts import CacheCounts
 from pdbus.peers.cache_node import CacheNode
-from pdbus.telemetry.spans import meter
+from pdbus.peers.cache_prefix import PrefixRead
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +52,7 @@ class CacheRing:
         self._ring = HashRing(())
         self._nodes: dict[str, CacheNode] = {}
         self._background = Background(_WRITES_AT_ONCE, _WRITES_WAITING, _WAITING_BYTES)
-        self._reads = meter().create_counter("pdbus.cache.reads", unit="{entry}")
-        self._writes = meter().create_counter("pdbus.cache.writes", unit="{entry}")
+        self._counts = CacheCounts()
 
     async def __aenter__(self) -> Self:
         return self
@@ -92,9 +94,12 @@ class CacheRing:
                 *(
                     self._ask(
                         node,
-                        CacheGet(kind, tuple(keys[at] for at in places), root, max_age_ms=age_ms),
-                        [materials[at] for at in places],
                         turn,
+                        node.get(
+                            CacheGet(kind, tuple(keys[at] for at in places), root, max_age_ms=age_ms),
+                            [materials[at] for at in places],
+                            turn,
+                        ),
                     )
                     for node, places in asked
                 )
@@ -108,8 +113,43 @@ class CacheRing:
             if not pending or deadline.passed:
                 break
         hits = sum(value is not None for value in values)
-        self._count_reads(kind, hits, len(pending), len(keys))
+        self._counts.read(kind, {"memory": hits}, len(pending), len(keys))
         return values
+
+    async def read_prefix(
+        self,
+        keys: Sequence[Digest],
+        root: Digest,
+        materials: Sequence[bytes],
+        into: PrefixRead,
+        ctx: RequestContext,
+        *,
+        within_s: float,
+    ) -> int:
+        """Reads the KV of a prefix, page by page in order, as it comes; `into` has a place for each of `keys`.
+
+        Returns how many of them came whole, from the first on. Takes at most `within_s`. Never raises a PdbusError."""
+        own = RequestContext(ctx.deadline.within(within_s), ctx.request_id, ctx.tenant)
+        owners = [list(self._owners(key)) for key in keys]
+        reads = [
+            self._ask(
+                node,
+                own,
+                node.read(
+                    CacheGet("kv", tuple(keys[at] for at in places), root),
+                    [materials[at] for at in places],
+                    places,
+                    into,
+                    own,
+                ),
+            )
+            for node, places in self._by_node(list(range(len(keys))), owners)
+        ]
+        await asyncio.gather(*reads)
+        whole = into.whole
+        on_disk = sum(into.on_disk[:whole])
+        self._counts.read("kv", {"memory": whole - on_disk, "disk": on_disk}, 0, len(keys))
+        return whole
 
     def put(
         self,
@@ -130,7 +170,7 @@ class CacheRing:
             for name in self._owners(key)
         ]
         if not any(begun):
-            self._writes.add(1, {"kind": kind, "outcome": "dropped"})
+            self._counts.write(kind, "dropped")
         return any(begun)
 
     async def write(
@@ -178,13 +218,11 @@ class CacheRing:
                     break
         return [(self._node(name), group) for name, group in groups.items()]
 
-    async def _ask(
-        self, node: CacheNode, wanted: CacheGet, materials: list[bytes], ctx: RequestContext
-    ) -> list[bytes | None] | None:
+    async def _ask(self, node: CacheNode, ctx: RequestContext, asking: Awaitable[T]) -> T | None:
         """None: no answer, ask another."""
         try:
             async with ctx.deadline.timeout():
-                return await node.get(wanted, materials, ctx)
+                return await asking
         except TimeoutError:
             node.circuit.failed(time.monotonic())
             log.debug("cache node %s did not answer in time", node.name)
@@ -209,10 +247,5 @@ class CacheRing:
         except PdbusError as error:
             log.debug("cache node %s: %s", node.name, error.message)
         finally:
-            self._writes.add(1, {"kind": put.kind, "outcome": outcome})
+            self._counts.write(put.kind, outcome)
         return outcome
-
-    def _count_reads(self, kind: Kind, hits: int, failed: int, asked: int) -> None:
-        for outcome, count in (("hit", hits), ("failed", failed), ("miss", asked - hits - failed)):
-            if count:
-                self._reads.add(count, {"kind": kind, "outcome": outcome})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from pdbus.bus.bus import Bus
 from pdbus.caching.circuit import Circuit
@@ -12,6 +13,7 @@ from pdbus.context import RequestContext
 from pdbus.errors import Corrupt, DeadlineExceeded, PdbusError, Unavailable
 from pdbus.messages.bulk import CacheHead
 from pdbus.messages.cache import INLINE_BYTES, CacheFound, CacheGet, CacheGetReply, CachePut
+from pdbus.peers.cache_prefix import PrefixRead
 from pdbus.subjects import CACHE_GET, CACHE_PUT, TRANSFER
 
 _STREAMED = frozenset({"kv", "model"})
@@ -44,6 +46,34 @@ class CacheNode:
             value if item.material == material else None
             for item, value, material in zip(found, values, materials, strict=True)
         ]
+
+    async def read(
+        self, wanted: CacheGet, materials: Sequence[bytes], places: Sequence[int], into: PrefixRead, ctx: RequestContext
+    ) -> None:
+        """Reads values of a prefix as they come, up to the first that is absent or made from other material. `places`:
+        where in `into` each of `wanted.keys` belongs. Raises PdbusError; what came until then stays."""
+        bulk = self._bus.bulk
+        try:
+            async with bulk.receive() as incoming:
+                wanted = replace(wanted, receiver=bulk.address, stream=incoming.stream, parts=into.parts)
+                found = _checked(wanted, await self._bus.call(CACHE_GET(node=self.name), wanted, ctx))
+                known = zip(found, materials, strict=True)
+                usable = sum(1 for _ in takewhile(lambda one: one[0].size >= 0 and one[0].material == one[1], known))
+                for item, place in zip(found[:usable], places, strict=False):
+                    into.on_disk[place] = item.disk
+                    if item.value is not None:
+                        into.take((place,), 0, into.parts, item.value)
+                if any(map(_by_bulk, found)):
+                    async for head, body in incoming.items(CacheHead, ctx.deadline):
+                        if not 0 <= head.index < head.index + head.count <= len(found):
+                            raise Corrupt(f"cache node {self.name} sent a value that was not asked for")
+                        if head.index + head.count <= usable:
+                            run = places[head.index : head.index + head.count]
+                            into.take(run, head.part, head.parts or into.parts, body)
+        except PdbusError as error:
+            self._note(error)
+            raise
+        self.circuit.succeeded()
 
     async def put(self, put: CachePut, value: bytes | memoryview, ctx: RequestContext) -> bool:
         """Whether the node keeps the value now. Raises PdbusError: Conflict where the fill came too late."""

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import pytest
 
-from loadtest.simulated import SimulatedWorker
 from loadtest.simulated_answers import letters
 from pdbus.errors import Conflict, InvalidRequest, Overloaded, PdbusError, RootGone, Unavailable
 from pdbus.messages.common import Ticket
 from pdbus.messages.router import TokenFrame, TokenItem
 from pdbus.subjects import TOKENS
-from tests.support.router_rig import MODEL, Rig, rig, until
-
-LENGTH = 24
+from tests.support.completing import (
+    FRAME_FAULTS,
+    LENGTH,
+    complete,
+    completion,
+    expected,
+    promise,
+    stream,
+    text_of,
+    with_items,
+)
+from tests.support.router_rig import Rig, rig, until
 
 
 @pytest.fixture
@@ -29,89 +35,13 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-def _body(**fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "prompt": "a prompt of more than one page", "max_tokens": LENGTH, "temperature": 0} | fields
-
-
-async def _complete(http: aiohttp.ClientSession, r: Rig, **fields: Any) -> dict[str, Any]:
-    headers = {"Cache-Control": "no-store"}
-    async with http.post(r.url + "/v1/completions", json=_body(**fields), headers=headers) as response:
-        answer: dict[str, Any] = await response.json()
-        assert response.status == 200, answer
-        return answer
-
-
-async def _stream(http: aiohttp.ClientSession, r: Rig, **fields: Any) -> AsyncIterator[dict[str, Any]]:
-    body = _body(stream=True, **fields)
-    async with http.post(r.url + "/v1/completions", json=body, headers={"Cache-Control": "no-store"}) as response:
-        assert response.status == 200, await response.text()
-        async for line in response.content:
-            if line.startswith(b"data: {"):
-                yield json.loads(line[6:])
-
-
-def _text(answer: dict[str, Any]) -> str:
-    return str(answer["choices"][0]["text"])
-
-
-def _expected(worker: SimulatedWorker) -> str:
-    """What an undisturbed worker answers to the first ticket."""
-    return bytes(letters(replace(worker.tickets[0], delivered=()))).decode()
-
-
-async def _promise(http: aiohttp.ClientSession, r: Rig, **fields: Any) -> dict[str, Any]:
-    answer = await _complete(http, r, **fields)
-    assert _text(answer) == _expected(next(worker for worker in r.prefills if worker.tickets))
-    await r.until_idle()
-    return answer
-
-
-def _numbered(change: Callable[[int, TokenFrame], list[TokenFrame]]) -> Callable[[TokenFrame], list[TokenFrame]]:
-    count = iter(range(10**9))
-    return lambda frame: change(next(count), frame)
-
-
-def _swapping() -> Callable[[TokenFrame], list[TokenFrame]]:
-    """Every two frames in the wrong order; the last one waits for nobody."""
-    held: list[TokenFrame] = []
-
-    def swap(frame: TokenFrame) -> list[TokenFrame]:
-        if frame.items[0].finish or held:
-            out = [frame, *held]
-            held.clear()
-            return out
-        held.append(frame)
-        return []
-
-    return swap
-
-
-def _with(frame: TokenFrame, **changed: Any) -> TokenFrame:
-    return replace(frame, items=tuple(replace(item, **changed) for item in frame.items))
-
-
-LIES = {"ids": (ord("!"),), "finish": None}
-
-FRAME_FAULTS: dict[str, Callable[[], Callable[[TokenFrame], list[TokenFrame]]]] = {
-    "first lost": lambda: _numbered(lambda n, frame: [] if n == 0 else [frame]),
-    "third lost": lambda: _numbered(lambda n, frame: [] if n == 2 else [frame]),
-    "every second lost": lambda: _numbered(lambda n, frame: [] if n % 2 else [frame]),
-    "all repeated": lambda: _numbered(lambda n, frame: [frame, frame, frame]),
-    "swapped": _swapping,
-    "foreign root beside": lambda: _numbered(lambda n, frame: [_with(frame, root=b"x" * 32, **LIES), frame]),
-    "old attempt beside": lambda: _numbered(lambda n, frame: [_with(frame, attempt=0, **LIES), frame]),
-    "later attempt beside": lambda: _numbered(lambda n, frame: [_with(frame, attempt=9, **LIES), frame]),
-    "repeated at the end": lambda: _numbered(lambda n, frame: [frame, _with(frame, index=0, **LIES)] if n else [frame]),
-}
-
-
 @pytest.mark.parametrize("leg", ["prefill", "decode"])
 @pytest.mark.parametrize("fault", FRAME_FAULTS)
 async def test_frames_lost_repeated_reordered_or_foreign(http: aiohttp.ClientSession, fault: str, leg: str):
     async with rig() as r:
         worker = (r.prefills if leg == "prefill" else r.decodes)[0]
         worker.behaviour.tamper = FRAME_FAULTS[fault]()
-        await _promise(http, r)
+        await promise(http, r)
         assert len(r.prefills[0].tickets) == 1, "one attempt was enough"
 
 
@@ -119,7 +49,7 @@ async def test_the_last_frame_lost_is_asked_for_after_two_seconds_of_silence(htt
     async with rig() as r:
         r.decodes[0].behaviour.tamper = lambda frame: [] if frame.items[0].finish else [frame]
         begun = time.monotonic()
-        await _promise(http, r)
+        await promise(http, r)
         assert 1.5 < time.monotonic() - begun < 4
         assert r.decodes[0].resends >= 1
 
@@ -127,9 +57,9 @@ async def test_the_last_frame_lost_is_asked_for_after_two_seconds_of_silence(htt
 async def test_tokens_of_a_foreign_root_alone_are_never_shown(http: aiohttp.ClientSession):
     """G1: rather no answer than one of two versions."""
     async with rig() as r:
-        r.decodes[0].behaviour.tamper = lambda frame: [_with(frame, root=b"x" * 32)]
+        r.decodes[0].behaviour.tamper = lambda frame: [with_items(frame, root=b"x" * 32)]
         r.decodes[0].behaviour.fail_at = 10**6
-        body = _body(timeout=1)
+        body = completion(timeout=1)
         async with http.post(r.url + "/v1/completions", json=body) as response:
             assert response.status == 504
         assert r.router.frontend.metrics.dropped_items > 0
@@ -143,7 +73,7 @@ async def test_a_refusal_sends_the_request_elsewhere(http: aiohttp.ClientSession
         workers = r.prefills if leg == "prefill" else r.decodes
         workers[0].behaviour.refuse = error
         for _ in range(4):
-            await _promise(http, r)
+            await promise(http, r)
         assert len(workers[1].tickets) >= 4
 
 
@@ -152,7 +82,7 @@ async def test_a_refusal_that_all_would_give_is_told(http: aiohttp.ClientSession
     async with rig(prefills=2, decodes=2) as r:
         for worker in r.prefills if leg == "prefill" else r.decodes:
             worker.behaviour.refuse = InvalidRequest("too hot", param="temperature")
-        async with http.post(r.url + "/v1/completions", json=_body()) as response:
+        async with http.post(r.url + "/v1/completions", json=completion()) as response:
             told = await response.json()
         assert response.status == 400
         assert told["error"]["param"] == "temperature"
@@ -160,9 +90,7 @@ async def test_a_refusal_that_all_would_give_is_told(http: aiohttp.ClientSession
 
 
 @pytest.mark.parametrize("at", [0, 1, 7, LENGTH - 1])
-async def test_an_attempt_that_fails_in_mid_answer_is_continued_with_the_same_text(
-    http: aiohttp.ClientSession, at: int
-):
+async def test_an_attempt_that_fails_in_mid_answer_is_continued_with_the_sametext(http: aiohttp.ClientSession, at: int):
     """Seeded and sampled: the next worker draws what the first one would have drawn."""
     async with rig(prefills=2, decodes=2) as r:
         failing = [r.prefills[0], r.decodes[0]]
@@ -170,7 +98,7 @@ async def test_an_attempt_that_fails_in_mid_answer_is_continued_with_the_same_te
             worker.behaviour.fail_at = at
         later: list[Ticket] = []
         for _ in range(40):  # which of two idle workers is taken is left to chance
-            answer = await _promise(http, r, temperature=1, seed=5)
+            answer = await promise(http, r, temperature=1, seed=5)
             assert answer["usage"]["completion_tokens"] == LENGTH
             later = [ticket for worker in r.prefills for ticket in worker.tickets if ticket.attempt > 1]
             if later:
@@ -186,14 +114,14 @@ async def test_a_worker_that_dies_in_mid_answer(http: aiohttp.ClientSession, leg
             worker.behaviour.step_s = 0.02
         chunks, dead = [], None
         begun = time.monotonic()
-        async for chunk in _stream(http, r):
+        async for chunk in stream(http, r):
             chunks.append(chunk)
             if len(chunks) == 5:
                 holders = [worker for worker in (r.prefills if leg == "prefill" else r.decodes) if worker.tickets]
                 dead = holders[0]
                 await dead.die()
         assert dead is not None
-        assert "".join(_text(chunk) for chunk in chunks) == _expected(dead)
+        assert "".join(text_of(chunk) for chunk in chunks) == expected(dead)
         assert time.monotonic() - begun < 5
         others = [worker for worker in r.workers if worker is not dead]
         await until(lambda: not any(w.held or w.kept for w in others) and not r.router.cancels.open, 8)
@@ -205,13 +133,13 @@ async def test_a_worker_that_hangs_is_left_after_its_cards_stop(http: aiohttp.Cl
             worker.behaviour.step_s = 0.02
         begun = time.monotonic()
         text, hung = "", None
-        async for chunk in _stream(http, r):
-            text += _text(chunk)
+        async for chunk in stream(http, r):
+            text += text_of(chunk)
             if len(text) >= 4 and hung is None:
                 hung = next(worker for worker in r.decodes if worker.tickets)
                 await hung.hang()
         assert hung is not None
-        assert text == _expected(hung)
+        assert text == expected(hung)
         assert time.monotonic() - begun < 6
 
 
@@ -219,7 +147,7 @@ async def test_both_workers_of_a_kind_away_for_a_while(http: aiohttp.ClientSessi
     """The request waits and tries again until its deadline."""
     async with rig() as r:
         r.decodes[0].behaviour.refuse = Overloaded("full", retry_after_s=0.1)
-        asking = asyncio.create_task(_promise(http, r))
+        asking = asyncio.create_task(promise(http, r))
         await asyncio.sleep(0.5)
         assert not asking.done()
         r.decodes[0].behaviour.refuse = None
@@ -230,7 +158,7 @@ async def test_without_an_end_to_failures_the_deadline_is_kept(http: aiohttp.Cli
     async with rig() as r:
         r.decodes[0].behaviour.refuse = Overloaded("full")
         begun = time.monotonic()
-        async with http.post(r.url + "/v1/completions", json=_body(timeout=0.7)) as response:
+        async with http.post(r.url + "/v1/completions", json=completion(timeout=0.7)) as response:
             assert response.status == 504
         assert time.monotonic() - begun < 1.5
         await r.until_idle()
@@ -239,16 +167,16 @@ async def test_without_an_end_to_failures_the_deadline_is_kept(http: aiohttp.Cli
 async def test_an_error_in_mid_stream_is_the_streams_last_event(http: aiohttp.ClientSession):
     async with rig() as r:
         r.decodes[0].behaviour.fail_at = 5
-        told = [chunk async for chunk in _stream(http, r, timeout=0.7)]
+        told = [chunk async for chunk in stream(http, r, timeout=0.7)]
         assert told[-1]["error"]["code"] == "deadline_exceeded"
-        assert "".join(_text(chunk) for chunk in told[:-1]) == _expected(r.prefills[0])[: len(told) - 1]
+        assert "".join(text_of(chunk) for chunk in told[:-1]) == expected(r.prefills[0])[: len(told) - 1]
         await r.until_idle()
 
 
 async def test_garbage_on_the_token_subject_disturbs_nobody(http: aiohttp.ClientSession):
     async with rig() as r:
         r.decodes[0].behaviour.step_s = 0.005
-        asking = asyncio.create_task(_promise(http, r))
+        asking = asyncio.create_task(promise(http, r))
         subject = TOKENS(router="r-0")
         for data in (b"", b"\xc1", b"\x80", b"\x93\x01\x02\x03"):
             r.bus.transport.send(subject.name, data)
@@ -266,7 +194,7 @@ async def test_a_client_that_goes_away_frees_everything_everywhere(http: aiohttp
         for worker in r.workers:
             worker.behaviour.step_s = 0.05
         r.prefills[0].behaviour.mute = after == 0
-        body = _body(stream=True, max_tokens=200, n=3)
+        body = completion(stream=True, max_tokens=200, n=3)
         async with http.post(r.url + "/v1/completions", json=body) if after else _Hangup(http, r, body) as response:
             seen = 0
             async for line in response.content:
@@ -312,7 +240,7 @@ async def test_a_lost_cancel_is_repeated_until_it_is_answered(http: aiohttp.Clie
     async with rig() as r:
         r.decodes[0].behaviour.step_s = 0.05
         r.decodes[0].behaviour.deaf_cancels = 2
-        async with http.post(r.url + "/v1/completions", json=_body(stream=True, max_tokens=400)) as response:
+        async with http.post(r.url + "/v1/completions", json=completion(stream=True, max_tokens=400)) as response:
             await response.content.readline()
             response.close()
         await r.until_idle()
@@ -323,8 +251,8 @@ async def test_two_requests_at_once_never_mix(http: aiohttp.ClientSession):
         for worker in r.workers:
             worker.behaviour.step_s = 0.001
         prompts = [f"prompt {number}" for number in range(24)]
-        answers = await asyncio.gather(*(_complete(http, r, prompt=prompt) for prompt in prompts))
+        answers = await asyncio.gather(*(complete(http, r, prompt=prompt) for prompt in prompts))
         tickets = {bytes(t.prompt).decode(): t for worker in r.prefills for t in worker.tickets}
         for prompt, answer in zip(prompts, answers, strict=True):
-            assert _text(answer) == bytes(letters(tickets[prompt])).decode()
+            assert text_of(answer) == bytes(letters(tickets[prompt])).decode()
         await r.until_idle()

@@ -42,6 +42,7 @@ def _named(spans: InMemorySpanExporter) -> dict[str, ReadableSpan]:
 
 async def test_the_spans_of_a_request(spans: InMemorySpanExporter):
     async with rig() as r:
+        spans.clear()  # of the start
         assert await _ask(r.url, stream=True) == 200
         await r.until_idle()
     named = _named(spans)

@@ -38,7 +38,7 @@ def head(layer: int, start: int, tokens: int) -> KvHead:
 
 def final(one: PageLease, **changed: object) -> KvFinal:
     first = TokenItem("r", 0, 1, ROOT, 0, (5,))
-    return replace(KvFinal(1, ROOT, 10, one.frames, one.checksum, first), **changed)  # type: ignore[arg-type]
+    return replace(KvFinal(1, ROOT, 10, b"", one.frames, one.checksum, first), **changed)  # type: ignore[arg-type]
 
 
 @given(st.permutations([(0, 0), (0, 8), (1, 0), (1, 8)]).filter(lambda order: _in_order(order)))

@@ -141,6 +141,20 @@ async def test_a_cancel_leaves_a_pass_in_its_middle() -> None:
         assert core.pages.used == 0
 
 
+async def test_pages_that_are_being_filled_stay_until_they_are_discarded() -> None:
+    """Whoever fills them may still write: nobody else gets them before."""
+    async with engine() as (core, heard):
+        one = sequence(core.pages, [1] * 8, model=Model(), ready=False)
+        core.submit(one)
+        await until(lambda: core.pages.used)
+        core.cancel(one)
+        assert isinstance((await heard.end_of(one)).error, Cancelled)
+        assert core.pages.used == 2
+        core.resume(one, 4)  # a filler that has not heard of it
+        await core.discard(one)
+        assert core.pages.used == 0
+
+
 async def test_an_engine_that_dies_says_so_and_gives_everything_back() -> None:
     def die() -> None:
         raise SystemError("broken")

@@ -70,7 +70,7 @@ def step(plan: Scheduler, now_s: float = 0.0) -> Turn:
 
 def test_the_youngest_waits_and_goes_on_where_it_was() -> None:
     shelf = Shelf()
-    plan = scheduler(4, shelf)
+    plan = scheduler(5, shelf)
     old, young = sequence(plan.pages, [1] * 7, 8), sequence(plan.pages, [2] * 7, 6)
     plan.add(old)
     plan.add(young)
@@ -85,7 +85,7 @@ def test_the_youngest_waits_and_goes_on_where_it_was() -> None:
 
 
 def test_without_room_for_it_the_youngest_fails_as_before() -> None:
-    plan = scheduler(4, Shelf(pages=1))
+    plan = scheduler(5, Shelf(pages=1))
     old, young = sequence(plan.pages, [1] * 7), sequence(plan.pages, [2] * 7)
     plan.add(old)
     plan.add(young)
@@ -150,7 +150,7 @@ def test_preempted_ones_come_back_before_new_ones_are_admitted_and_keep_their_or
 
 def test_a_preempted_one_ends_at_its_deadline_or_when_it_is_removed() -> None:
     shelf = Shelf()
-    plan = scheduler(6, shelf)
+    plan = scheduler(8, shelf)
     all_three = [sequence(plan.pages, [number] * 7, deadline_s=9.0 - number) for number in range(3)]
     for one in all_three:
         plan.add(one)

@@ -87,7 +87,7 @@ async def test_a_gap_or_a_broken_page_ends_what_is_found() -> None:
         other = sequence(core.pages, PROMPT, cache=True)
         await core.call(lambda: other.hold.allocate(5))
         root, material, value = ring.entries[one.keys[2].digest]
-        for wrong in ((root, material, value[:-1]), (root, b"other tokens", value), (b"other root", material, value)):
+        for wrong in ((root, material, value[:-2]), (root, b"other tokens", value), (b"other root", material, value)):
             ring.entries[one.keys[2].digest] = wrong
             assert await tier.fill(other, 0) == 8
         assert await tier.fill(other, 4) == 4
@@ -123,20 +123,35 @@ async def test_reading_that_does_not_pay_is_not_done() -> None:
         assert ring.gets == asked
 
 
-async def test_a_long_prefix_is_read_in_several_rounds_and_up_to_a_gap() -> None:
+async def test_a_long_prefix_is_read_at_once_and_up_to_a_gap() -> None:
     ring, prompt = Ring(), list(range(75))  # 18 full pages
     async with worker(ring, pages=60) as (core, tier), worker(ring, pages=60) as (other_core, other_tier):
         one = await holding(core, prompt, computed=72)
         tier.keep(one, 0)
         await until(lambda: ring.puts == 18)
-        other_tier._batch = 2
         other = await holding(other_core, prompt)
         assert await other_tier.fill(other, 0) == 72
-        assert ring.gets == 1 + 3 + 3 + 2
+        assert ring.gets == 1
         for page, other_page in zip(one.hold.pages[:18], other.hold.pages[:18], strict=True):
             assert bytes_of(core, page) == bytes_of(other_core, other_page)
         del ring.entries[one.keys[11].digest]
         assert await other_tier.fill(other, 0) == 44
+
+
+async def test_pages_that_a_sequence_has_no_more_are_not_written_to() -> None:
+    ring = Ring()
+    async with worker(ring) as (core, tier):
+        one = await holding(core, PROMPT, computed=16)
+        tier.keep(one, 0)
+        await until(lambda: ring.puts == 4)
+        pages = list(one.hold.pages)
+        await core.discard(one)
+        for page in pages:
+            for layer in range(2):
+                core.pool.layer(layer)[page] = 0.0
+        assert await tier.fill(one, 0) == 0
+        assert ring.broken == 1
+        assert not any(any(part) for page in pages for part in bytes_of(core, page))
 
 
 async def test_while_the_engine_computes_only_pages_in_use_by_others_are_written() -> None:

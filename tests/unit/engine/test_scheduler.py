@@ -10,7 +10,8 @@ from pdbus.engine.scheduler import Limits, Scheduler, Turn
 from pdbus.engine.sequence import Sequence
 from pdbus.errors import DeadlineExceeded, Overloaded, TooLarge
 from pdbus.kv.pages import PageTable
-from tests.support.sequences import sequence
+from pdbus.kv.prefix import page_keys
+from tests.support.sequences import SCOPE, sequence
 
 PAGE = 4
 
@@ -19,8 +20,8 @@ def scheduler(pages: int = 100, chunk: int = 16, running: int = 8) -> Scheduler:
     return Scheduler(PageTable(pages), Limits(PAGE, chunk, running))
 
 
-def step(plan: Scheduler, now_s: float = 0.0) -> Turn:
-    """A turn, computed; each sequence at its end gets the next token."""
+def step(plan: Scheduler, now_s: float = 0.0, taken_s: float = 0.001) -> Turn:
+    """A turn, computed in so much time; each sequence at its end gets the next token."""
     turn = plan.turn(now_s)
     for group in turn.groups:
         for chunk in group:
@@ -28,6 +29,7 @@ def step(plan: Scheduler, now_s: float = 0.0) -> Turn:
             plan.computed(chunk)
             if last:
                 chunk.sequence.append(7)
+    plan.took(turn, taken_s)
     return turn
 
 
@@ -98,7 +100,7 @@ def test_the_last_token_is_always_computed() -> None:
 
 
 def test_a_large_prompt_is_not_overtaken_for_ever() -> None:
-    plan = scheduler(pages=10)
+    plan = scheduler(pages=11)
     small = sequence(plan.pages, [1] * 20)
     large, behind = sequence(plan.pages, [2] * 36), sequence(plan.pages, [3] * 4)
     for one in (small, large, behind):
@@ -128,7 +130,7 @@ def test_a_sequence_that_is_not_ready_keeps_its_pages_and_is_not_computed() -> N
 
 
 def test_the_youngest_gives_way_when_pages_run_out() -> None:
-    plan = scheduler(pages=4)
+    plan = scheduler(pages=5)
     old, young = sequence(plan.pages, [1] * 7), sequence(plan.pages, [2] * 7)
     plan.add(old)
     plan.add(young)
@@ -203,3 +205,85 @@ def test_every_sequence_ends_and_gives_all_its_pages_back(
         plan.pages.check([one.hold for one in live])
     assert not live
     assert plan.pages.used == 0
+
+
+def keyed(plan: Scheduler, prompt: list[int], **fields: object) -> Sequence:
+    """One whose answer's pages are published too."""
+    return sequence(plan.pages, prompt, cache=True, scope=SCOPE, **fields)  # type: ignore[arg-type]
+
+
+def test_an_answer_s_pages_are_found_by_the_next_turn_of_its_conversation() -> None:
+    plan = scheduler()
+    one = keyed(plan, [1, 2])
+    plan.add(one)
+    for _ in range(9):
+        step(plan)
+    plan.remove(one)
+    one.hold.release()
+    assert one.tokens == [1, 2] + [7] * 9
+    following = sequence(plan.pages, [*one.tokens, 5, 6], cache=True)
+    plan.add(following)
+    step(plan)
+    assert following.published == 3
+    assert sizes(step(plan)) == [1]
+
+
+def test_pages_that_come_along_are_published_with_the_answers() -> None:
+    plan = scheduler()
+    pages = plan.pages.hold()
+    pages.allocate(3)
+    handed = keyed(plan, [1] * 9, sampled=(5,), computed=9)
+    handed.hold = pages
+    plan.add(handed)
+    step(plan)
+    assert plan.pages.matching(page_keys([1] * 9, SCOPE)) == 2
+    for _ in range(3):
+        step(plan)
+    assert plan.pages.matching(page_keys([1] * 9 + [5, 7, 7], SCOPE)) == 3
+
+
+def test_one_that_is_to_stay_private_publishes_nothing_more() -> None:
+    plan = scheduler()
+    one = keyed(plan, [1] * 6)
+    plan.add(one)
+    step(plan)
+    plan.keep_private(one)
+    for _ in range(8):
+        step(plan)
+    assert plan.pages.matching(page_keys(one.tokens, SCOPE)) == 1
+
+
+def test_one_that_brings_its_pages_does_not_wait_for_those_that_want_some() -> None:
+    """They may hold the very pages that the others wait for."""
+    plan = scheduler(pages=4)
+    pages = plan.pages.hold()
+    pages.allocate(3)
+    handed = sequence(plan.pages, [1] * 9, sampled=(5,), computed=9)
+    handed.hold = pages
+    large = sequence(plan.pages, [2] * 10)
+    plan.add(large)
+    plan.add(handed)
+    assert step(plan).started == (handed,)
+
+
+def test_a_prompt_is_admitted_only_where_the_answers_can_still_grow() -> None:
+    plan = scheduler(pages=4)
+    old = sequence(plan.pages, [1] * 8)
+    plan.add(old)
+    step(plan)
+    new = sequence(plan.pages, [2] * 8)
+    plan.add(new)
+    assert [step(plan).started for _ in range(4)] == [(), (), (), ()]
+    plan.remove(old)
+    old.hold.release()
+    assert step(plan).started == (new,)
+
+
+def test_who_gives_way_is_never_one_whose_pages_are_being_filled() -> None:
+    plan = scheduler(pages=6)
+    old, filling = sequence(plan.pages, [1] * 8), sequence(plan.pages, [2] * 8, ready=False)
+    plan.add(old)
+    plan.add(filling)
+    failed = [one for _ in range(12) for one, _ in step(plan).failed]
+    assert failed == [old]
+    assert len(filling.hold.pages) == 2

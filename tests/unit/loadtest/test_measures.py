@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.client import Observation
 from loadtest.grow.curves import Curve, render
-from loadtest.handoff.summary import Moments, cost, moments, way, ways_ms, wire_ratio
+from loadtest.handoff.summary import Moments, against, cost, moments, way, ways_ms, wire_ratio
 from loadtest.interference.summary import Slo, figures, pooled
 from loadtest.peers.base import Shape
 from loadtest.router.cpu import per_request, used_ms
@@ -33,6 +33,13 @@ def test_the_handover_is_what_comes_between_the_first_tokens_besides_a_step() ->
 def test_the_cost_of_a_handover_is_a_share_of_the_first_token() -> None:
     found = cost([Moments(1000, 100, 150), Moments(1200, 100, 160), Moments(900, 100, 140)])
     assert (found.first_ms, found.handover_ms, found.handover_share) == (1000, 50, 0.05)
+
+
+def test_the_first_token_is_compared_prompt_by_prompt() -> None:
+    apart = [Moments(first, 100, 150) for first in (1050, 2060, 3300)]
+    together = [Moments(first, 100, 100) for first in (1000, 2000, 3000)]
+    assert against(apart, together) == pytest.approx(0.05)
+    assert against(apart, []) is None
 
 
 def test_bytes_on_the_wire_are_held_against_fp16() -> None:

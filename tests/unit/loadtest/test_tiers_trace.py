@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.tiers.cold import Pair, cost
 from loadtest.tiers.command import summary
 from loadtest.tiers.phases import Sample
 from loadtest.tiers.trace import Trace, cacheable, hit_rates
@@ -40,11 +42,17 @@ def test_cacheable_is_the_longest_whole_pages_of_an_earlier_prompt(prompts: list
 
 
 def test_hit_rates_by_tier() -> None:
-    rates = hit_rates(prompt_tokens=1000, ideal=500, cached=450, from_ring=90)
-    assert (rates.cacheable, rates.hit, rates.from_l1) == (0.5, 0.9, 0.8)
-    assert rates.from_l2 == 90 / 140
-    assert hit_rates(1000, 500, 500, 0).from_l2 is None
-    assert hit_rates(1000, 0, 0, 0).hit == 0
+    rates = hit_rates(prompt_tokens=1000, ideal=500, l1=360, l2=70, l3=20)
+    assert (rates.cacheable, rates.hit, rates.l1) == (0.5, 0.9, 0.8)
+    assert (rates.l2, rates.l3) == (70 / 140, 20 / 140)
+    assert hit_rates(1000, 500, 500, 0, 0).l2 is None
+    assert hit_rates(1000, 0, 0, 0, 0).hit == 0
+
+
+def test_what_cold_prompts_lose_is_told_by_the_pairs_and_not_by_drift() -> None:
+    found = cost([Pair(1020, 1000), Pair(2020, 2000), Pair(5100, 5000)])
+    assert found["difference"] == pytest.approx(0.02)
+    assert (found["with_nodes_ms"], found["without_ms"], found["pairs"]) == (2020, 2000, 3)
 
 
 def test_tiers_are_summed_up_against_cold() -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pdbus.messages.changelog import Commit, LogEntry, Ref
-from pdbus.messages.presence import Card
+from pdbus.messages.presence import WHOLE_PROMPTS, Card
 from pdbus.param_server.commit import changed_layers, is_new_wish, ref_is_due
 from pdbus.weights.history import History
 from tests.support.weights import manifest_and_blocks, some_arrays
@@ -54,6 +56,14 @@ def test_the_ref_moves_when_a_worker_of_each_kind_is_ready_with_the_root() -> No
     assert not ref_is_due(history, A, ready[0], [card("decode", B)])
     assert not ref_is_due(history, A, ready[0], [card("decode", A, state="starting")])
     assert not ref_is_due(history, A, ready[0], [card("decode", A, state="draining")])
+
+
+def test_the_ref_moves_for_a_decode_worker_that_needs_no_other() -> None:
+    history, alone = after(A), replace(card("decode", A), local_tokens=WHOLE_PROMPTS)
+    assert ref_is_due(history, A, [], [alone])
+    assert not ref_is_due(history, A, [], [replace(alone, local_tokens=512)])
+    assert not ref_is_due(history, A, [], [replace(alone, state="starting")])
+    assert not ref_is_due(history, A, [], [replace(alone, roots=(B,)), card("decode", A)])
 
 
 def test_the_ref_of_a_root_that_has_been_named_or_overtaken_is_left_alone() -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
-from loadtest.simulated_version import SimulatedVersions, meta_files, version
+from loadtest.simulated_version import COMPUTE_CLASS, PAGE_FORMAT, SimulatedVersions, meta_files, scope, version
 from pdbus.context import Deadline, RequestContext
 from pdbus.errors import InvalidRequest, NotFound, Unavailable
+from pdbus.kv.prefix import page_keys
 from pdbus.messages.common import Digest
 from pdbus.router.models import Models, build_version
+from pdbus.router.placement import Kind
 from tests.support.router_rig import until
 
 ROOTS = [version(number).root for number in range(2)]
 SALT = b"s"
+KIND = Kind(PAGE_FORMAT, COMPUTE_CLASS)
 
 
 class Flaky(SimulatedVersions):
@@ -98,16 +102,31 @@ def test_without_a_usable_template_there_are_still_completions(template: bytes |
     assert isinstance(build_version(ROOTS[0], meta, {}).template, InvalidRequest)
 
 
-async def test_page_keys(models: Models):
-    """Equal first pages meet; another version, tenant or numerics do not."""
+async def test_keys_are_those_of_the_workers(models: Models):
+    """LESSONS, first table, 20: byte for byte, or nothing would ever be found."""
+    tokens = list(range(53))
+    for root, manifest in ((root, version(number)) for number, root in enumerate(ROOTS)):
+        worker = page_keys(tokens, replace(scope(manifest), salt=SALT))
+        keys = (await models.get(root, Deadline.after(5))).prefix_keys(tokens, KIND, SALT)
+        assert [keys.cut(page) for page in range(len(keys))] == [key.digest[:8] for key in worker]
+        assert len(keys) == 3
+
+
+async def test_the_page_with_the_last_token_is_computed_in_any_case(models: Models):
+    one = await models.get(ROOTS[0], Deadline.after(5))
+    assert [len(one.prefix_keys(range(n), KIND, SALT)) for n in (1, 16, 17, 32, 33)] == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("kind", [KIND, Kind("kv9-of-tomorrow", "c")])
+async def test_equal_beginnings_meet(models: Models, kind: Kind):
+    """Those of another version, tenant or numerics do not."""
     one, two = [await models.get(root, Deadline.after(5)) for root in ROOTS]
-    page = "kv1-l2-t16-h1-d4-fp32"
     tokens = list(range(40))
-    key = one.page_key(tokens, page, "c", SALT)
-    assert one.page_key([*tokens[:16], 99], page, "c", SALT) == key
-    assert one.page_key([99, *tokens], page, "c", SALT) != key
-    assert two.page_key(tokens, page, "c", SALT) != key
-    assert one.page_key(tokens, page, "d", SALT) != key
-    assert one.page_key(tokens, page, "c", b"other") != key
-    assert one.page_key(tokens[:5], page, "c", SALT) != one.page_key(tokens[:6], page, "c", SALT)
-    assert one.page_key(tokens, "", "", SALT)
+    key = one.prefix_keys(tokens, kind, SALT).beginning
+    assert one.prefix_keys([*tokens[:16], 99], kind, SALT).beginning == key
+    assert one.prefix_keys([99, *tokens], kind, SALT).beginning != key
+    assert one.prefix_keys(tokens, kind._replace(compute_class="d"), SALT).beginning != key
+    assert one.prefix_keys(tokens, kind, b"other").beginning != key
+    assert one.prefix_keys(tokens[:5], kind, SALT).beginning != one.prefix_keys(tokens[:6], kind, SALT).beginning
+    if kind == KIND:
+        assert two.prefix_keys(tokens, kind, SALT).beginning != key

@@ -45,6 +45,14 @@ def test_numbers_are_kept_ids_are_unique_and_engines_share_the_cores(
     assert sum(threads) <= max(cores, len(threads))
 
 
+def test_colocated_workers_read_all_prompts_and_have_the_cores_to_themselves() -> None:
+    plans = _plans(Options("x.gguf", "m", prefill=3, decode=2, colocated=True))
+    assert {plan.service for plan in plans} == SERVICES - {"prefill"}
+    decodes = [plan for plan in plans if plan.service == "decode"]
+    assert [(plan.settings["PDBUS_COLOCATED"], plan.settings["PDBUS_THREADS"]) for plan in decodes] == [("1", "2")] * 2
+    assert not any("PDBUS_COLOCATED" in plan.settings for plan in _plans(Options("x.gguf", "m")))
+
+
 def test_only_param_servers_are_told_where_the_checkpoint_is() -> None:
     for plan in _plans(Options("x.gguf", "m")):
         assert ("PDBUS_CHECKPOINT" in plan.settings) == (plan.service == "param_server")

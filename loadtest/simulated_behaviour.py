@@ -1,0 +1,28 @@
+"""How a simulated worker answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from loadtest.simulated_answers import Script, letters
+from pdbus.errors import PdbusError
+from pdbus.messages.router import TokenFrame
+
+
+@dataclass
+class Behaviour:
+    """Change it while the worker runs to bring a fault about."""
+
+    script: Script = letters
+    step_s: float = 0.0
+    tamper: Callable[[TokenFrame], Iterable[TokenFrame]] = lambda frame: (frame,)
+    """What is sent in a frame's place: nothing (lost), twice (duplicated), later ones first, another root …"""
+    refuse: PdbusError | None = None
+    """What every ticket is refused with."""
+    fail_at: int | None = None
+    """Output index at which an attempt fails, retryably."""
+    mute: bool = False
+    """Accepts, and computes nothing."""
+    deaf_cancels: int = 0
+    """So many cancel events get lost on their way here."""

@@ -1,0 +1,53 @@
+"""What of each running sequence is computed in a step. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from pdbus.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Compute `tokens` tokens of the sequence, from its first uncomputed one on."""
+
+    sequence: Sequence
+    tokens: int
+
+    @property
+    def last(self) -> bool:
+        """All known tokens are computed after it: the next one can be sampled."""
+        return self.tokens == self.sequence.remaining
+
+
+def chunks_of(
+    running: Many[Sequence], budget_of: Callable[[int], int], page_tokens: int, turn: int
+) -> tuple[Chunk, ...]:
+    """Answers first, one token each. Prompts share the budget evenly, those that wait longest first: where it is not
+    enough for all of them, each gets its turn. What they leave goes to the first ones.
+
+    `budget_of`: prompt tokens of a step, by the number of answers in it; at least a page. `turn` numbers the step."""
+    active = [one for one in running if one.ready and not one.cancelled]
+    tokens = {one: 1 for one in active if one.remaining == 1}
+    prompts = sorted((one for one in active if one.remaining > 1), key=lambda one: one.served)
+    budget = budget_of(len(tokens))
+    share = max(budget // max(len(prompts), 1), page_tokens)
+    for sequence in prompts:
+        tokens[sequence] = _cut(sequence, min(share, budget), page_tokens)
+        budget -= tokens[sequence]
+    for sequence in prompts:
+        more = _cut(sequence, tokens[sequence] + budget, page_tokens) - tokens[sequence]
+        tokens[sequence] += more
+        budget -= more
+        if tokens[sequence]:
+            sequence.served = turn
+    return tuple(Chunk(one, tokens[one]) for one in active if tokens[one])
+
+
+def _cut(sequence: Sequence, tokens: int, page_tokens: int) -> int:
+    """The largest chunk of at most `tokens` tokens that ends at a page boundary or at the sequence's end."""
+    if tokens >= sequence.remaining:
+        return sequence.remaining
+    return max((sequence.computed + tokens) // page_tokens * page_tokens - sequence.computed, 0)

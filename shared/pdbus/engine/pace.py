@@ -1,0 +1,48 @@
+"""How many prompt tokens a step takes, so that the answers in it don't wait long for their next token. Pure.
+
+A step's time is about that of its answers and, on top, one for each prompt token. Both are learned from the steps
+themselves: what a token costs is taken anew after each, so that the next step's length follows load, context and
+whatever else the machine has to do.
+"""
+
+from __future__ import annotations
+
+STEP_S = 0.05
+"""Of a step that has both: 20 tokens a second for each answer, while a prompt is read beside them."""
+_LEAST_S = 1e-6
+_SHARE = 0.3
+"""Of a newly measured value in the one that is believed."""
+
+
+class Pace:
+    """`chunk_tokens`: of a step in which nobody waits; `page_tokens`: a step that reads prompts takes at least a page,
+    or they would starve."""
+
+    def __init__(self, page_tokens: int, chunk_tokens: int) -> None:
+        self._page_tokens, self._chunk_tokens = page_tokens, chunk_tokens
+        self._answers_s = 0.0
+        """Of a step of answers alone."""
+        self._token_s: float | None = None
+        """Of a prompt token, beyond that."""
+
+    def prompt_tokens(self, answers: int) -> int:
+        """The most for the next step, in which so many answers go on."""
+        if not answers:
+            return self._chunk_tokens
+        if self._token_s is None:
+            return self._page_tokens
+        tokens = int((STEP_S - self._answers_s) / self._token_s)
+        return min(max(tokens, self._page_tokens), self._chunk_tokens)
+
+    def took(self, answers: int, prompt_tokens: int, taken_s: float) -> None:
+        """A step is over."""
+        if not prompt_tokens:
+            self._answers_s = _nearer(self._answers_s or None, taken_s)
+            return
+        answers_s = self._answers_s if answers else 0.0
+        token_s = max(taken_s - answers_s, 0.1 * taken_s, _LEAST_S) / prompt_tokens
+        self._token_s = _nearer(self._token_s, token_s)
+
+
+def _nearer(believed: float | None, measured: float) -> float:
+    return measured if believed is None else believed + _SHARE * (measured - believed)

@@ -1,0 +1,102 @@
+"""A prompt that this worker reads, for one of its jobs: what the tiers of the prefix cache have of it comes first, the
+rest is computed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from pdbus.context import Deadline
+from pdbus.engine.core import Core
+from pdbus.engine.prefix_tier import PrefixTier
+from pdbus.engine.sequence import Sequence, Started
+from pdbus.engine.version import Version
+from pdbus.kv.prefix import page_keys
+from pdbus.messages.common import Ticket
+from pdbus.telemetry import Phase, record_span
+
+
+class Prompt:
+    """Made and used in the event loop. `sequence` is the job's, to be discarded in the end.
+
+    The order: `submit`, `admitted`, `fill`, then `read` once the engine has told of the first new token."""
+
+    def __init__(
+        self, core: Core, tier: PrefixTier, ticket: Ticket, version: Version, deadline: Deadline, *, handoff: bool
+    ) -> None:
+        """`handoff`: as of the sequence."""
+        # A prompt's log-probabilities need every row computed: such a request neither uses nor fills a cache.
+        scope = None if ticket.prompt_logprobs is not None else version.salted(ticket.salt)
+        self.sequence = Sequence(
+            ticket,
+            version,
+            deadline,
+            core.pages.hold(),
+            handoff=handoff,
+            keys=page_keys(ticket.tokens, scope) if scope else (),
+            scope=None if handoff else scope,
+            ready=False,
+        )
+        self.taken_s = 0.0
+        """From when all that is cached was in place to the first new token. Known once it is read."""
+        self._core, self._tier = core, tier
+        self._accepted_ns = time.time_ns()
+        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._started_ns = 0
+        self._resumed_s = 0.0
+        self._shared = self._filled = 0
+
+    @property
+    def cached(self) -> int:
+        """Tokens whose KV came from some cache."""
+        return self._shared + self._filled
+
+    @property
+    def cached_of_prompt(self) -> int:
+        """Those of them that belong to the prompt, as the answer tells."""
+        return min(self.cached, len(self.sequence.ticket.prompt))
+
+    @property
+    def computed(self) -> int:
+        """Tokens that are computed here before the first new one."""
+        return len(self.sequence.ticket.tokens) - self.cached
+
+    def submit(self) -> None:
+        """Hands the sequence to the engine. It needs no word from here before it computes where nothing can be read
+        from the lower tiers, and nobody has to know first what was found."""
+        missing = len(self.sequence.keys) - self._core.pages.matching(self.sequence.keys)
+        self.sequence.ready = not self.sequence.handoff and not self._tier.worth_asking(missing)
+        self._core.submit(self.sequence)
+
+    def started(self, event: Started) -> None:
+        """The engine has told so."""
+        if not self._started.done():
+            self._started_ns, self._resumed_s = time.time_ns(), time.monotonic()
+            self._shared = event.cached_tokens
+            self._started.set_result(None)
+
+    async def admitted(self, ended: asyncio.Future[None]) -> None:
+        """Returns once the sequence has its pages. Raises what `ended` does, should it end before."""
+        waits: list[asyncio.Future[Any]] = [self._started, ended]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            ended.result()
+        record_span(Phase.QUEUE, self._accepted_ns, self._started_ns)
+
+    async def fill(self) -> int:
+        """Reads what the lower tiers have, and lets the engine compute the rest. Returns `cached`."""
+        if not self.sequence.ready:
+            self._filled = await self._tier.fill(self.sequence, self._shared)
+            self._resumed_s = time.monotonic()
+            self._core.resume(self.sequence, self.cached)
+        return self.cached
+
+    def read(self) -> None:
+        """All of it is computed: notes how long that took, and keeps its pages for others."""
+        self.taken_s = time.monotonic() - self._resumed_s
+        self._tier.rates.computed(self.computed, self.taken_s)
+        self._tier.count(self._shared, self._filled, self.computed)
+        attributes = {"gen_ai.usage.cache_read.input_tokens": self.cached, "pdbus.computed_tokens": self.computed}
+        record_span(Phase.PREFILL, self._started_ns, time.time_ns(), attributes=attributes)
+        self._tier.keep(self.sequence, self._shared)
