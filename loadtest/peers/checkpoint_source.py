@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -20,6 +20,7 @@ class CheckpointSource:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
+        self._last: tuple[str, np.ndarray] | None = None
         files = {meta_tensor(n): np.frombuffer(content, np.uint8) for n, content in checkpoint.meta.items()}
         self.known = Manifest.build(_listed(n, a) for part in (checkpoint.tensors(), files.items()) for n, a in part)
 
@@ -30,25 +31,24 @@ class CheckpointSource:
         return self._checkpoint.meta
 
     async def tensors(
-        self, root: Digest, ctx: RequestContext, names: Collection[str] | None = None, *, progress: object = None
+        self,
+        root: Digest,
+        ctx: RequestContext,
+        names: Collection[str] | None = None,
+        *,
+        rows: slice | None = None,
+        progress: object = None,
     ) -> Mapping[str, np.ndarray]:
-        return _Lazy(self._checkpoint)
+        if names is None:
+            return dict(self._checkpoint.tensors())
+        return {name: self._read(name)[rows or slice(None)] for name in names}
 
-
-class _Lazy(Mapping[str, np.ndarray]):
-    """Reads a tensor when it is asked for."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._source = checkpoint.source
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._source.read(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._source.shapes)
-
-    def __len__(self) -> int:
-        return len(self._source.shapes)
+    def _read(self, name: str) -> np.ndarray:
+        """The runs of rows of a large tensor are asked for one after another: it is read once for all of them."""
+        if self._last is None or self._last[0] != name:
+            self._last = None  # before the next one is read
+            self._last = (name, self._checkpoint.source.read(name))
+        return self._last[1]
 
 
 def _listed(name: str, array: np.ndarray) -> Tensor:

@@ -8,8 +8,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from loadtest.peers.base import Clock, Prompts, Sources, Timing, Unusable, Weights
 from loadtest.peers.checkpoint_source import CheckpointSource
 from loadtest.peers.folder import shape
@@ -57,7 +55,6 @@ class _Watch:
 
 class _Engine:
     def __init__(self, checkpoint: Path, options: BackendOptions, weights: Weights) -> None:
-        torch.set_num_threads(options.threads)
         opened = open_checkpoint(checkpoint)
         source = CheckpointSource(opened)
         self._backend = open_backend(options, opened.config)

@@ -55,8 +55,12 @@ class LocalSource:
     async def meta(self, root: bytes, ctx: RequestContext) -> Mapping[str, bytes]:
         return self._checkpoints[root].meta
 
-    async def tensors(self, root: bytes, ctx: RequestContext, names: Any = None, *, progress: Any = None) -> Any:
-        return {name: array for name, array in self._checkpoints[root].tensors() if names is None or name in names}
+    async def tensors(
+        self, root: bytes, ctx: RequestContext, names: Any = None, *, rows: slice | None = None, progress: Any = None
+    ) -> Any:
+        all_rows = rows or slice(None)
+        known = self._checkpoints[root].tensors()
+        return {name: array[all_rows] for name, array in known if names is None or name in names}
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:

@@ -35,13 +35,22 @@ _SUM_BYTES = 32
 class Pack:
     """A pack, mapped into memory."""
 
-    content: memoryview
+    content: mmap.mmap | bytes
+    """Empty packs are bytes: nothing can be mapped of them."""
     spans: Mapping[Digest, tuple[int, int]]
     """(offset, bytes) of each block."""
 
     def block(self, digest: Digest) -> memoryview:
         offset, size = self.spans[digest]
-        return self.content[offset : offset + size]
+        return memoryview(self.content)[offset : offset + size]
+
+    def unmap(self, digest: Digest) -> None:
+        """The process lets go of the block's memory: it stays in the system's page cache, for as long as that has room,
+        and can be read as before."""
+        offset, size = self.spans[digest]
+        first = offset - offset % mmap.PAGESIZE
+        if isinstance(self.content, mmap.mmap):
+            self.content.madvise(mmap.MADV_DONTNEED, first, offset + size - first)
 
     @classmethod
     def open(cls, path: Path) -> Pack:
@@ -51,7 +60,7 @@ class Pack:
             if os.fstat(file.fileno()).st_size != size:
                 raise Corrupt(f"{path} is not as long as its index says")
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-        return cls(memoryview(content), spans)
+        return cls(content, spans)
 
 
 class PackWriter:

@@ -129,6 +129,8 @@ class BlockServer:
             log.info("blocks to %s: %s", message.receiver, error.message)
         except Exception:
             log.exception("blocks to %s could not be sent", message.receiver)
+        finally:
+            self._store.unmap(message.digests)
 
     def _sent(self, send: asyncio.Task[None]) -> None:
         self._sends.discard(send)

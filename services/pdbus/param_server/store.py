@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -71,6 +71,12 @@ class BlockStore:
                 return None
             self._checked.add(digest)
         return content
+
+    def unmap(self, digests: Iterable[Digest]) -> None:
+        """What was read of these blocks no longer counts as this process's memory."""
+        for digest in digests:
+            if pack := self._pack_of.get(digest):
+                pack.unmap(digest)
 
     def manifest(self, root: Digest) -> Manifest | None:
         """The manifest of `root`, where all of its blocks are here."""

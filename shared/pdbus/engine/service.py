@@ -10,8 +10,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-import torch
-
 from pdbus.bus.bus import Bus
 from pdbus.bus.presence import Fleet
 from pdbus.context import Deadline
@@ -38,7 +36,6 @@ class EngineService(Service[S], Generic[S]):
 
     def __init__(self, settings: S, bus: Bus) -> None:
         super().__init__(settings, bus)
-        torch.set_num_threads(settings.threads)
         self.fleet = Fleet(bus)
         self._history = HistoryFollower(bus, settings.model)
         reader = BlockReader(bus, settings.model, self._history)

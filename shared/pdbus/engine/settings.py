@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass, field
 
 from pdbus.kv.format import PAGE_TOKENS, KvDtype
-from pdbus.model.backends import EngineName, Precision
+from pdbus.model.backends import EngineName
+from pdbus.model.native_backend import Precision
 from pdbus.settings import Settings, SettingsError
 
 

@@ -6,19 +6,25 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 
 from pdbus.context import LONGEST_DEADLINE_S, RequestContext
 from pdbus.kv.prefix import PrefixScope
 from pdbus.messages.common import Digest
-from pdbus.model.backend import Backend, Model
+from pdbus.model.backend import Backend, Builder, Model
 from pdbus.model.config import ModelConfig, from_hf
+from pdbus.model.memory import give_back
 from pdbus.model.scope import prefix_scope
+from pdbus.tasks import cancelled
 from pdbus.weights.layer import META
 from pdbus.weights.manifest import Manifest
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""(bytes so far, bytes in all)."""
 
 
 class WeightSource(Protocol):
@@ -34,8 +40,10 @@ class WeightSource(Protocol):
         ctx: RequestContext,
         names: Collection[str] | None = None,
         *,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Mapping[str, np.ndarray]: ...
+        rows: slice | None = None,
+        progress: Progress | None = None,
+    ) -> Mapping[str, np.ndarray]:
+        """`rows`: of the one tensor that is named; a run of whole blocks."""
 
 
 @dataclass(eq=False)
@@ -87,10 +95,10 @@ async def load(
     source: WeightSource,
     others: Sequence[Model],
     backend_for: Callable[[ModelConfig], Awaitable[Backend]],
-    progress: Callable[[int, int], None],
+    progress: Progress,
 ) -> Version:
-    """Fetches what none of the `others` holds already, and builds the version. `progress` is told (done, total) bytes.
-    `backend_for`: what shall compute it.
+    """Fetches what none of the `others` holds already, part by part, and builds the version. `backend_for`: what shall
+    compute it.
 
     Raises what `source` does, and InvalidRequest for a model that can't be served."""
     ctx = RequestContext.after(LONGEST_DEADLINE_S)
@@ -101,8 +109,34 @@ async def load(
     layers = [layer for layer in manifest.layers if layer.name != META]
     digests = {layer.name: layer.digest for layer in layers}
     reuse = max(others, key=lambda model: len(digests.items() & model.digests.items()), default=None)
-    arrays = await source.tensors(root, ctx, backend.needed(config, digests, reuse), progress=progress)
-    model = await asyncio.to_thread(backend.build, config, digests, arrays, reuse)
+    builder = await asyncio.to_thread(backend.begin, config, digests, reuse)
+    await _fill(builder, root, source, ctx, progress)
+    model = await asyncio.to_thread(builder.finish)
+    await asyncio.to_thread(give_back)
     tensors = {tensor.name: tensor.digest for layer in layers for tensor in layer.tensors}
     scope = prefix_scope(config, tensors, backend.page_format(config), backend.compute_class)
     return Version(root, model, scope)
+
+
+async def _fill(
+    builder: Builder[Model], root: Digest, source: WeightSource, ctx: RequestContext, progress: Progress
+) -> None:
+    """Fetches a part while the one before it is packed: no more of them are in memory at once."""
+    total, done = sum(part.nbytes for part in builder.parts), 0
+    packing: asyncio.Task[None] | None = None
+    try:
+        for part in builder.parts:
+            told = partial(_told, progress, done, total)
+            arrays = await source.tensors(root, ctx, tuple(part.shapes), rows=part.rows, progress=told)
+            if packing:
+                await packing
+            packing = asyncio.create_task(asyncio.to_thread(builder.add, part, arrays))
+            done += part.nbytes
+        if packing:
+            await packing
+    finally:
+        await cancelled(packing)
+
+
+def _told(progress: Progress, before: int, total: int, done: int, of_part: int) -> None:
+    progress(before + done, total)

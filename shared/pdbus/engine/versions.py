@@ -23,6 +23,7 @@ from pdbus.kv.format import PageFormat
 from pdbus.messages.common import Digest
 from pdbus.model.backend import Backend
 from pdbus.model.config import ModelConfig
+from pdbus.model.memory import give_back
 from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
@@ -154,7 +155,8 @@ class Versions:
     async def _run(self) -> None:
         while True:
             self._changed.clear()
-            self._drop_unwanted(time.monotonic())
+            if self._drop_unwanted(time.monotonic()):
+                await asyncio.to_thread(give_back)
             root = self._next(time.monotonic())
             if root is not None:
                 await self._load_or_note(root)
@@ -168,12 +170,15 @@ class Versions:
                 return root
         return None
 
-    def _drop_unwanted(self, now_s: float) -> None:
+    def _drop_unwanted(self, now_s: float) -> bool:
+        """Whether there were any."""
+        before = len(self._ready)
         self._wishes = {root: wish for root, wish in self._wishes.items() if wish.until_s > now_s}
         for root, version in list(self._ready.items()):
             if root not in self._wanted and root not in self._wishes and not version.pins:
                 del self._ready[root]
                 log.info("version %s dropped", root.hex()[:12])
+        return len(self._ready) < before
 
     async def _load_or_note(self, root: Digest) -> None:
         try:

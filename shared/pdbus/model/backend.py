@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -12,8 +12,11 @@ from pdbus.kv.format import PageFormat
 from pdbus.messages.common import Digest
 from pdbus.model.batch import Batch
 from pdbus.model.config import ModelConfig
+from pdbus.model.parts import Part
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
+M = TypeVar("M")
+M_co = TypeVar("M_co", covariant=True)
 
 
 class Model(Protocol):
@@ -33,24 +36,36 @@ class Model(Protocol):
         are; what it raises ends the step in its middle, and is raised here."""
 
 
+class Builder(Protocol[M_co]):
+    """Makes one version out of parts, for one caller at a time. Keeps no part that was given: only what it makes."""
+
+    parts: tuple[Part, ...]
+    """What has to be given, in this order."""
+
+    def add(self, part: Part, arrays: Mapping[str, Array]) -> None:
+        """Takes a copy of the part, in the form that is computed with.
+
+        Raises Corrupt where a tensor is missing or not as the config asks."""
+
+    def finish(self) -> M_co:
+        """Once all parts were given."""
+
+
 class Backend(Protocol):
     """Builds models of one precision; used by one engine. All of its models' pages have one layout and KV dtype."""
 
     compute_class: str
 
-    def needed(self, config: ModelConfig, digests: Mapping[str, Digest], reuse: Model | None) -> tuple[str, ...]:
-        """The tensors that `build` will ask for: those of layers that `reuse` doesn't hold under the same digest."""
+    def begin(self, config: ModelConfig, digests: Mapping[str, Digest], reuse: Model | None) -> Builder[Model]:
+        """A version beside `reuse`, of which it shares each layer that has the same digest there.
+
+        Raises InvalidRequest for a model that can't be computed."""
 
     def build(
-        self,
-        config: ModelConfig,
-        digests: Mapping[str, Digest],
-        tensors: Mapping[str, Array],
-        reuse: Model | None,
+        self, config: ModelConfig, digests: Mapping[str, Digest], tensors: Mapping[str, Array], reuse: Model | None
     ) -> Model:
-        """Copies the needed fp32 tensors into a model, beside `reuse`, whose unchanged layers it shares.
-
-        Raises Corrupt where a tensor is missing or not as `config` asks, InvalidRequest where it can't be computed."""
+        """At once, from fp32 tensors at hand. Raises as `begin` and `Builder.add`."""
+        return built(self.begin(config, digests, reuse), tensors)
 
     def page_format(self, config: ModelConfig) -> PageFormat:
         """Of the pages that such a model computes from."""
@@ -59,3 +74,10 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Nothing may be computing any more."""
+
+
+def built(builder: Builder[M], tensors: Mapping[str, Array]) -> M:
+    """The version whose tensors are at hand. They are asked for part by part: a lazy mapping keeps little in memory."""
+    for part in builder.parts:
+        builder.add(part, part.of(tensors))
+    return builder.finish()

@@ -1,4 +1,4 @@
-"""Builds a version of a model from its tensors, beside an older one whose unchanged layers it shares."""
+"""Builds a version of a model in torch, beside an older one whose unchanged layers it shares."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ import torch
 from torch import Tensor
 
 from pdbus.messages.common import Digest
+from pdbus.model.backend import built
 from pdbus.model.config import ModelConfig, expected_tensors
 from pdbus.model.linear import Fp32Linear, Linear, fused
 from pdbus.model.llama import Layer, Llama
+from pdbus.model.parts import EMBEDDING, HEAD, NORM, Part, parts_of, unchanged
 from pdbus.model.rope import Rope
-from pdbus.model.tensors import CheckedTensors
 from pdbus.weights.layer import layer_of
 
 Arrays: TypeAlias = "Mapping[str, np.ndarray]"
-
-
-def needed_tensors(config: ModelConfig, digests: Mapping[str, Digest], reuse: Llama | None = None) -> tuple[str, ...]:
-    """The tensors that `build` will ask for: those of layers that `reuse` doesn't hold under the same digest."""
-    return tuple(name for name in expected_tensors(config) if not _reusable(layer_of(name), digests, reuse))
 
 
 def build(
@@ -33,32 +29,57 @@ def build(
     reuse: Llama | None = None,
     device: torch.device | str = "cpu",
 ) -> Llama:
-    """Copies the needed float32 `tensors` (Hugging Face names) into a model; `digests` names each layer's content.
-
-    Arrays are asked for layer by layer, so a lazy mapping keeps little in memory at once. Raises Corrupt where one is
-    missing, or has another shape or dtype than `config` asks for."""
-    device = torch.device(device)
-    reuse = reuse if reuse and reuse.device == device else None
-    source = _Source(CheckedTensors(config, tensors), device)
-    layers: list[Layer] = []
-    for index in range(config.layers):
-        name = f"layers.{index}"
-        layers.append(
-            reuse.layers[index] if reuse and _reusable(name, digests, reuse) else _layer(config, source, index)
-        )
-    same_embedding, same_head = (_reusable(name, digests, reuse) for name in ("embed", "head"))
-    embedding = reuse.embedding if reuse and same_embedding else source["model.embed_tokens.weight"]
-    norm = reuse.final_norm if reuse and same_head else source["model.norm.weight"]
-    head: Linear
-    if config.tied_embeddings:
-        head = Fp32Linear(embedding)
-    else:
-        head = reuse.head if reuse and same_head else Fp32Linear(source["lm_head.weight"])
-    return Llama(config, device, embedding, tuple(layers), norm, head, Rope(config, device), dict(digests))
+    """At once, from fp32 `tensors` by Hugging Face names. Raises as Builder.add."""
+    return built(TorchBuilder(config, digests, reuse, device), tensors)
 
 
-def _reusable(layer: str, digests: Mapping[str, Digest], reuse: Llama | None) -> bool:
-    return reuse is not None and layer in digests and reuse.digests.get(layer) == digests[layer]
+class TorchBuilder:
+    """A Builder (model/backend.py)."""
+
+    def __init__(
+        self, config: ModelConfig, digests: Mapping[str, Digest], reuse: Llama | None, device: torch.device | str
+    ) -> None:
+        """Shares the layers that `reuse` has under the same digest."""
+        self._config, self._digests, self._device = config, dict(digests), torch.device(device)
+        old = reuse if reuse and reuse.device == self._device else None
+        same = unchanged(digests, old.digests if old else {})
+        self._layers: dict[int, Layer] = {}
+        self._norm: Tensor | None = None
+        self._tables: dict[str, Tensor] = {}
+        """Embedding and untied head, [vocab, hidden]."""
+        self._old_head: Linear | None = None
+        if old:
+            self._layers = {index: layer for index, layer in enumerate(old.layers) if f"layers.{index}" in same}
+            if "embed" in same:
+                self._tables[EMBEDDING] = old.embedding
+            if "head" in same:
+                self._norm, self._old_head = old.final_norm, old.head
+        self.parts = parts_of(config, [name for name in expected_tensors(config) if layer_of(name) not in same])
+
+    def add(self, part: Part, arrays: Arrays) -> None:
+        part.check(arrays)
+        source = _Source(arrays, self._device)
+        if part.start is not None:
+            (name,) = part.shapes
+            table = self._tables.get(name)
+            if table is None:
+                table = self._tables[name] = torch.empty(expected_tensors(self._config)[name], device=self._device)
+            table[part.rows] = source[name]
+        elif part.layer == "head":
+            self._norm = source[NORM]
+        else:
+            self._layers[int(part.layer.removeprefix("layers."))] = _layer(self._config, source, part.layer)
+
+    def finish(self) -> Llama:
+        config, embedding = self._config, self._tables[EMBEDDING]
+        assert self._norm is not None, "every part was given"
+        layers = tuple(self._layers[index] for index in range(config.layers))
+        if config.tied_embeddings:
+            head: Linear = Fp32Linear(embedding)
+        else:
+            head = self._old_head or Fp32Linear(self._tables[HEAD])
+        rope = Rope(config, self._device)
+        return Llama(config, self._device, embedding, layers, self._norm, head, rope, self._digests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +97,8 @@ class _Source:
         return name in self.arrays
 
 
-def _layer(config: ModelConfig, source: _Source, index: int) -> Layer:
-    prefix = f"model.layers.{index}"
+def _layer(config: ModelConfig, source: _Source, layer: str) -> Layer:
+    prefix = f"model.{layer}"
 
     def linear(*names: str) -> Linear:
         weights = [source[f"{prefix}.{name}.weight"] for name in names]

@@ -30,6 +30,8 @@ MAX_STRINGS = 1 << 21
 MAX_STRING_BYTES = 4 << 20
 MAX_HEADER_BYTES = 256 << 20
 
+_BYTES_AT_ONCE = 1 << 20
+
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY, _FLOAT32 = 8, 9, 6
 
@@ -51,13 +53,17 @@ class GgufTensor:
 
     def read(self) -> Tensor:
         """The tensor, dequantised to float32."""
-        shape = (*self.shape[:-1], self.row_bytes)
+        shape = (prod(self.shape[:-1]), self.row_bytes)
         try:
             raw = np.memmap(self.path, dtype=np.uint8, mode="r", offset=self.offset, shape=shape)
         except (OSError, ValueError) as error:
             raise CheckpointError.of(self.path, f"can't be read any more: {error}") from error
-        values = dequantize(np.array(raw, subok=False), self.format)
-        return np.ascontiguousarray(values, dtype=np.float32).reshape(self.shape)
+        values: Tensor = np.empty((len(raw), self.shape[-1]), np.float32)
+        # Dequantising takes several times its result; rows are apart, so that a few at a time give the same.
+        step = max(1, _BYTES_AT_ONCE // self.row_bytes)
+        for start in range(0, len(raw), step):
+            values[start : start + step] = dequantize(np.array(raw[start : start + step], subok=False), self.format)
+        return values.reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True)

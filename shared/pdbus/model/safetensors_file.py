@@ -35,8 +35,9 @@ class StoredTensor:
             raise CheckpointError.of(self.path, f"can't be read any more: {error}") from error
         if self.dtype == "BF16":
             # bfloat16 is the upper half of a float32
-            widened = (raw.astype(np.uint32) << 16).view(np.float32)
-            return widened.reshape(self.shape)
+            widened = raw.astype(np.uint32)
+            widened <<= 16
+            return widened.view(np.float32).reshape(self.shape)
         return np.array(raw, dtype=np.float32, order="C", subok=False).reshape(self.shape)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from pdbus.messages.bulk import BlockHead
 from pdbus.messages.common import Digest
 from pdbus.messages.param_server import BlocksReply, BlocksRequest
 from pdbus.subjects import To
+from pdbus.weights.placement import REPLICAS
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,8 @@ REPLY_S = 4.0
 """A source that lets a reader wait longer has died since it was asked, hangs, or has too many others to serve."""
 STALL_S = 4.0
 """Without a block for so long, a source is given up."""
+SHUNNED_S = 30.0
+"""A source whose stream broke is asked after all others for so long."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 
 Source: TypeAlias = To[BlocksRequest, BlocksReply]
@@ -53,19 +57,21 @@ class Wanted:
 
 
 class BlockFetcher:
-    """`sources` tells whom to ask. No life of its own: a fetch that ends or is cancelled leaves nothing behind."""
+    """`sources` tells whom to ask. No life of its own: a fetch that ends or is cancelled leaves nothing behind but the
+    memory of sources that broke."""
 
     def __init__(self, bus: Bus, sources: Sources) -> None:
         self._bus = bus
         self._sources = sources
+        self._shunned: dict[str, float] = {}
+        """Until when (monotonic), by kind."""
 
     async def fetch(self, wanted: Iterable[Wanted], sink: Sink, ctx: RequestContext) -> None:
         """Gives every wanted block to `sink` once, in any order. Raises DeadlineExceeded, saying what went wrong last;
         what `sink` raises ends it too."""
         left = _distinct(wanted)
-        shunned: set[str] = set()
         pause_s = _FIRST_PAUSE_S
-        while reason := await self._round(left, sink, ctx, shunned):
+        while reason := await self._round(left, sink, ctx):
             if ctx.deadline.remaining_s <= pause_s:
                 raise DeadlineExceeded(f"{len(left)} weight blocks could not be fetched in time: {reason}")
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
@@ -73,16 +79,16 @@ class BlockFetcher:
 
     async def fetch_some(self, wanted: Iterable[Wanted], sink: Sink, ctx: RequestContext) -> str:
         """Asks every source once. Returns why something is missing; empty when nothing is."""
-        return await self._round(_distinct(wanted), sink, ctx, set())
+        return await self._round(_distinct(wanted), sink, ctx)
 
-    async def _round(self, left: dict[Digest, Wanted], sink: Sink, ctx: RequestContext, shunned: set[str]) -> str:
-        """Takes out of `left` what came. `shunned` are sources whose streams broke: they are asked after all others."""
+    async def _round(self, left: dict[Digest, Wanted], sink: Sink, ctx: RequestContext) -> str:
+        """Takes out of `left` what came."""
         gate = asyncio.Semaphore(PARALLEL)
         reasons: list[str] = []
 
-        async def bring(shard: int, batch: dict[Digest, Wanted]) -> None:
+        async def bring(sources: Sequence[Source], batch: dict[Digest, Wanted]) -> None:
             async with gate:
-                for source in sorted(self._sources(shard), key=lambda source: _kind(source) in shunned):
+                for source in sorted(sources, key=self._is_shunned):
                     asked = len(batch)
                     try:
                         await self._transfer(source, batch, sink, ctx)
@@ -90,21 +96,37 @@ class BlockFetcher:
                         reasons.append(error.message)
                         log.debug("%d of %d blocks from %s: %s", asked - len(batch), asked, source.name, error.message)
                         if isinstance(error, _Broken):
-                            shunned.add(_kind(source))
+                            self._shunned[_kind(source)] = time.monotonic() + SHUNNED_S
                     if not batch or ctx.deadline.passed:
                         return
 
-        batches = list(_batches(left))
+        batches = list(self._batches(left))
         try:
             async with asyncio.TaskGroup() as group:
-                for shard, batch in batches:
-                    group.create_task(bring(shard, batch))
+                for sources, batch in batches:
+                    group.create_task(bring(sources, batch))
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
         missing = {digest for _, batch in batches for digest in batch}
         for digest in left.keys() - missing:
             del left[digest]
         return (reasons[-1] if reasons else "there is nobody to ask") if left else ""
+
+    def _is_shunned(self, source: Source) -> bool:
+        return self._shunned.get(_kind(source), 0.0) > time.monotonic()
+
+    def _batches(self, wanted: Mapping[Digest, Wanted]) -> Iterator[tuple[Sequence[Source], dict[Digest, Wanted]]]:
+        """What is asked for at once. Shards with the same owners are in one batch: whoever is in the group of one of
+        them is, as a rule, in that of the others, and a layer's few blocks are not asked for one by one."""
+        sources_of = {shard: self._sources(shard) for shard in {want.shard for want in wanted.values()}}
+        alike: defaultdict[frozenset[str], list[Wanted]] = defaultdict(list)
+        for want in wanted.values():
+            alike[_owners(sources_of[want.shard])].append(want)
+        for wants in alike.values():
+            size = min(BATCH_BLOCKS, -(-len(wants) // PARALLEL))
+            for start in range(0, len(wants), size):
+                some = wants[start : start + size]
+                yield sources_of[some[0].shard], {want.digest: want for want in some}
 
     async def _transfer(self, source: Source, left: dict[Digest, Wanted], sink: Sink, ctx: RequestContext) -> None:
         """Asks one source for all of `left` and takes out of it what came. Raises PdbusError when something did not."""
@@ -173,13 +195,10 @@ def _distinct(wanted: Iterable[Wanted]) -> dict[Digest, Wanted]:
     return found
 
 
-def _batches(wanted: Mapping[Digest, Wanted]) -> Iterator[tuple[int, dict[Digest, Wanted]]]:
-    by_shard: defaultdict[int, list[Wanted]] = defaultdict(list)
-    for want in wanted.values():
-        by_shard[want.shard].append(want)
-    for shard, wants in by_shard.items():
-        for start in range(0, len(wants), BATCH_BLOCKS):
-            yield shard, {want.digest: want for want in wants[start : start + BATCH_BLOCKS]}
+def _owners(sources: Sequence[Source]) -> frozenset[str]:
+    """Of a shard: its first named sources."""
+    named = [source.name for source in sources if not source.subject.queue]
+    return frozenset(named[:REPLICAS])
 
 
 def _coming(asked: Sequence[Wanted], reply: BlocksReply) -> dict[int, Wanted]:

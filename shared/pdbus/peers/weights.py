@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -14,10 +14,10 @@ from pdbus.errors import NotFound
 from pdbus.messages.common import Digest
 from pdbus.peers.blocks import BlockFetcher, Source, Wanted
 from pdbus.subjects import WEIGHT_BLOCKS, WEIGHT_BLOCKS_OF
-from pdbus.weights.blocks import DTYPES, Array, block_span, byte_view
+from pdbus.weights.blocks import DTYPES, Array, block_span, blocks_of_rows, byte_view, rows_per_block, shard_of
 from pdbus.weights.history import History
 from pdbus.weights.layer import META, Tensor, layer_of, meta_tensor
-from pdbus.weights.manifest import Manifest, layer_block, root_block, root_layers, tensor_blocks
+from pdbus.weights.manifest import Manifest, layer_block, root_block, root_layers
 from pdbus.weights.placement import ranked
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -67,22 +67,29 @@ class BlockReader:
         ctx: RequestContext,
         names: Collection[str] | None = None,
         *,
+        rows: slice | None = None,
         progress: Progress | None = None,
     ) -> dict[str, Array]:
         """The named tensors (all but meta files, if none are named), each one array of the checkpoint's shape.
 
+        `rows` (start and stop): only these of the one tensor that is named. They have to begin and end as blocks do.
         Raises as `manifest`, and NotFound for an unknown name."""
         manifest = await self.manifest(root, ctx)
         if names is None:
             names = [name for name in manifest.tensors if layer_of(name) != META]
-        return await self._fetch([manifest.tensor(name) for name in names], ctx, progress)
+        tensors = [manifest.tensor(name) for name in names]
+        if rows is None:
+            return await self._fetch({tensor: range(len(tensor.blocks)) for tensor in tensors}, ctx, progress)
+        (tensor,) = tensors
+        return await self._fetch({tensor: blocks_of_rows(tensor.shape, tensor.dtype, rows)}, ctx, progress)
 
     async def _fetch(
-        self, tensors: Sequence[Tensor], ctx: RequestContext, progress: Progress | None
+        self, blocks: Mapping[Tensor, range], ctx: RequestContext, progress: Progress | None
     ) -> dict[str, Array]:
-        arrays: dict[str, Array] = {t.name: np.empty(t.shape, DTYPES[t.dtype]) for t in tensors}
-        places, wanted = _places(tensors, arrays)
-        total, done = sum(tensor.nbytes for tensor in tensors), 0
+        """`blocks`: those that are wanted of each tensor."""
+        arrays = {tensor.name: _room(tensor, wanted) for tensor, wanted in blocks.items()}
+        places, wanted = _places(blocks, arrays)
+        total, done = sum(array.nbytes for array in arrays.values()), 0
 
         async def put(digest: Digest, content: memoryview) -> None:
             nonlocal done
@@ -117,16 +124,27 @@ async def fetch_manifest(fetcher: BlockFetcher, root: Digest, ctx: RequestContex
     return Manifest.assemble(found[root], found)
 
 
+def _room(tensor: Tensor, blocks: range) -> Array:
+    """An array for these blocks of the tensor."""
+    if blocks == range(len(tensor.blocks)):
+        return np.empty(tensor.shape, DTYPES[tensor.dtype])
+    step = rows_per_block(tensor.shape, tensor.dtype)
+    rows = min(blocks.stop * step, tensor.shape[0]) - blocks.start * step
+    return np.empty((rows, *tensor.shape[1:]), DTYPES[tensor.dtype])
+
+
 def _places(
-    tensors: Iterable[Tensor], arrays: Mapping[str, Array]
+    blocks: Mapping[Tensor, range], arrays: Mapping[str, Array]
 ) -> tuple[Mapping[Digest, list[memoryview]], list[Wanted]]:
     """Where each block's bytes go (an equal block may go to several places), and what to ask for."""
     places: defaultdict[Digest, list[memoryview]] = defaultdict(list)
     wanted = []
-    for tensor in tensors:
-        content = byte_view(arrays[tensor.name])
-        for block in tensor_blocks(tensor):
-            start, size = block_span(tensor.shape, tensor.dtype, block.index)
-            places[block.digest].append(content[start : start + size])
-            wanted.append(Wanted(block.digest, block.shard, size))
+    for tensor, chosen in blocks.items():
+        content, filled = byte_view(arrays[tensor.name]), 0
+        for index in chosen:
+            digest = tensor.blocks[index]
+            _, size = block_span(tensor.shape, tensor.dtype, index)
+            places[digest].append(content[filled : filled + size])
+            wanted.append(Wanted(digest, shard_of(tensor.name, index), size))
+            filled += size
     return places, wanted

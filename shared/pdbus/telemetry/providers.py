@@ -10,8 +10,6 @@ from contextlib import asynccontextmanager, contextmanager
 
 import prometheus_client
 from opentelemetry import metrics, trace
-from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
@@ -50,6 +48,10 @@ def telemetry(settings: Settings, service: str) -> Iterator[Telemetry]:
     readers: list[MetricReader] = [PrometheusMetricReader()]
     tracing: TracerProvider | None = None
     if settings.otlp_endpoint:
+        # Only here: they cost every process without a collector memory and a tenth of a second of its start.
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
         endpoint = settings.otlp_endpoint.rstrip("/")
         tracing = TracerProvider(resource=resource, shutdown_on_exit=False)
         tracing.add_span_processor(

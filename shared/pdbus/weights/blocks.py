@@ -56,6 +56,14 @@ def block_span(shape: Sequence[int], dtype: str, index: int) -> tuple[int, int]:
     return start, min(step, tensor_bytes(shape, dtype) - start)
 
 
+def blocks_of_rows(shape: Sequence[int], dtype: str, rows: slice) -> range:
+    """The blocks that hold these rows (start and stop). Raises ValueError where they hold others, too."""
+    step, count = rows_per_block(shape, dtype), shape[0]
+    if not 0 <= rows.start < rows.stop <= count or rows.start % step or (rows.stop % step and rows.stop < count):
+        raise ValueError(f"rows {rows.start} to {rows.stop} of {count} are not whole blocks of {step}")
+    return range(rows.start // step, -(-rows.stop // step))
+
+
 def cut(array: Array) -> Iterator[memoryview]:
     """The blocks of `array` in order, as views of its bytes (of a copy, where it isn't little-endian in C order)."""
     dtype = dtype_name(array.dtype.newbyteorder("<"))

@@ -36,7 +36,7 @@ def test_a_rotated_fp32_model_gives_the_same_logits(
     torch.set_num_threads(1)
     checkpoint = open_checkpoint(str(tiny_checkpoint(tmp_path_factory.mktemp("model"), family, attention_bias=True)))
     exact = lambda weight, bias, precision, head=False: pack_f32(weight, bias)  # noqa: E731
-    monkeypatch.setattr("pdbus.model.native_build._packed", exact)
+    monkeypatch.setattr("pdbus.model.native_layer.packed", exact)
     model = build_native(checkpoint.config, {}, dict(checkpoint.tensors()), engine, "int8-rows")
     wanted = Runner(load(checkpoint)).logits(prompt(80)).numpy()
     assert np.abs(Native(model).logits(prompt(80)) - wanted).mean() < 2e-3  # the embedding is kept in fp16

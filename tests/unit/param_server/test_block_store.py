@@ -45,6 +45,17 @@ def test_blocks_are_there_after_writing_and_after_opening_again(tmp_path: Path) 
         assert get(store, b"more") == b"more"
 
 
+def test_unmapped_blocks_can_be_read_as_before_and_a_reader_in_the_middle_does_not_notice(tmp_path: Path) -> None:
+    with BlockStore(tmp_path, MODEL) as store:
+        put(store, A, B)
+        put(store, b"")
+        reading = store.read(content_digest(A))
+        assert reading is not None
+        store.unmap([content_digest(content) for content in (A, B, b"", b"never")])
+        assert reading == A
+        assert [get(store, content) for content in (A, B, b"")] == [A, B, b""]
+
+
 def test_a_block_added_twice_is_stored_once(tmp_path: Path) -> None:
     with BlockStore(tmp_path, MODEL) as store:
         put(store, A, A)

@@ -20,7 +20,7 @@ from pdbus.param_server.store import BlockStore
 from pdbus.peers import blocks as blocks_module
 from pdbus.peers.weights import BlockReader
 from pdbus.subjects import TRANSFER, WEIGHT_BLOCKS, WEIGHT_BLOCKS_OF
-from pdbus.weights.blocks import SHARDS
+from pdbus.weights.blocks import SHARDS, rows_per_block
 from tests.support.weights import META, following, manifest_and_blocks, some_arrays
 
 MODEL = "m"
@@ -120,6 +120,34 @@ async def test_named_tensors_are_read_alone_and_an_unknown_one_is_told(house: Ho
     assert same(await reader.tensors(ROOT, ctx(), [name]), {name: ARRAYS[name]})
     with pytest.raises(NotFound, match="no tensor nope"):
         await reader.tensors(ROOT, ctx(), ["nope"])
+
+
+async def test_a_run_of_rows_is_read_without_the_others(house: House) -> None:
+    await house.server("a", shards=ALL)
+    reader = await house.reader("a")
+    name = "model.embed_tokens.weight"
+    step = rows_per_block((1000, 576), "fp32")
+    moved: list[int] = []
+    for rows in (slice(0, step), slice(2 * step, 5 * step), slice(8 * step, 1000)):
+        read = await reader.tensors(ROOT, ctx(), [name], rows=rows, progress=lambda done, total: moved.append(total))
+        assert same(read, {name: ARRAYS[name][rows]})
+        assert moved[-1] == read[name].nbytes
+    for rows in (slice(1, step), slice(0, step + 1), slice(0, 1001), slice(step, step)):
+        with pytest.raises(ValueError, match="not whole blocks"):
+            await reader.tensors(ROOT, ctx(), [name], rows=rows)
+
+
+async def test_the_blocks_of_a_layer_are_asked_for_in_few_requests(house: House) -> None:
+    async def in_order(out: Any, digests: Sequence[bytes]) -> None:
+        for index, digest in enumerate(digests):
+            await out.item(BlockHead(index), BLOCKS[digest])
+
+    asked = await house.rogue("a", in_order, group=True)
+    reader = await house.reader("a")
+    await reader.manifest(ROOT, ctx())
+    asked.clear()
+    assert same(await reader.tensors(ROOT, ctx()))
+    assert len(asked) <= blocks_module.PARALLEL
 
 
 async def test_a_version_that_no_commit_made_is_not_found_at_once(house: House) -> None:

@@ -1,0 +1,86 @@
+"""A version comes in parts: a layer at a time, and the large tensors in runs of rows, so that it never exists twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from pdbus.errors import Corrupt
+from pdbus.messages.common import Digest
+from pdbus.model.config import ModelConfig, expected_tensors
+from pdbus.weights.blocks import rows_per_block
+from pdbus.weights.layer import layer_of
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+PANEL_ROWS = 16
+"""Runs of rows begin with a panel of the kernels, and with a block."""
+_RUN_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Tensors that are fetched, and then packed, at once."""
+
+    layer: str
+    """As in weights/layer.py."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of the fp32 arrays that it consists of, by Hugging Face names."""
+    start: int | None = None
+    """It is a run of rows, from this one on, of its one tensor. None: whole tensors."""
+
+    @property
+    def rows(self) -> slice | None:
+        if self.start is None:
+            return None
+        (shape,) = self.shapes.values()
+        return slice(self.start, self.start + shape[0])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(4 * math.prod(shape) for shape in self.shapes.values())
+
+    def of(self, tensors: Mapping[str, Array]) -> dict[str, Array]:
+        """This part of whole tensors; those that are missing are left out."""
+        found = {name: array for name in self.shapes if (array := tensors.get(name)) is not None}
+        return found if self.rows is None else {name: array[self.rows] for name, array in found.items()}
+
+    def check(self, arrays: Mapping[str, Array]) -> None:
+        """Raises Corrupt where one is missing, or has another shape or dtype."""
+        for name, shape in self.shapes.items():
+            array = arrays.get(name)
+            if array is None:
+                raise Corrupt(f"the tensor {name} is missing")
+            if array.shape != shape or array.dtype != np.float32:
+                raise Corrupt(f"{name} is {array.dtype} {array.shape}, not float32 {shape}")
+
+
+def parts_of(config: ModelConfig, names: Collection[str]) -> tuple[Part, ...]:
+    """These tensors of the model in parts: the last norm, then all others from the embedding up."""
+    layers: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, shape in expected_tensors(config).items():
+        if name in names:
+            layers.setdefault(name if name in (EMBEDDING, HEAD) else layer_of(name), {})[name] = shape
+    norm = layers.pop("head", None)
+    parts = [Part("head", norm)] if norm else []
+    for key, shapes in layers.items():
+        parts += _runs(key, shapes[key]) if key in shapes else [Part(key, shapes)]
+    return tuple(parts)
+
+
+def unchanged(digests: Mapping[str, Digest], older: Mapping[str, Digest]) -> frozenset[str]:
+    """The layers that have the same digest in both versions."""
+    return frozenset(layer for layer, digest in digests.items() if older.get(layer) == digest)
+
+
+def _runs(name: str, shape: tuple[int, ...]) -> Iterator[Part]:
+    rows, *rest = shape
+    step = math.lcm(rows_per_block(shape, "fp32"), PANEL_ROWS)
+    step *= max(1, _RUN_BYTES // (4 * step * math.prod(rest)))
+    for start in range(0, rows, step):
+        yield Part(layer_of(name), {name: (min(step, rows - start), *rest)}, start)
