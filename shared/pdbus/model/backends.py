@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -47,6 +48,7 @@ class BackendOptions:
     kv_dtype: KvDtype = "fp32"
     device: str = "cpu"
     threads: int = 1
+    cores_file: Path | None = None
 
 
 def open_backend(options: BackendOptions, config: ModelConfig) -> Backend:
@@ -57,7 +59,9 @@ def open_backend(options: BackendOptions, config: ModelConfig) -> Backend:
         return TorchBackend(options.device, options.kv_dtype)
     try:
         check_supported(config)
-        return NativeBackend(NativeEngine(options.threads), options.precision, options.kv_dtype)
+        return NativeBackend(
+            NativeEngine(options.threads, cores=options.cores_file), options.precision, options.kv_dtype
+        )
     except NativeUnavailable as error:
         if options.engine == "native":
             raise InvalidRequest(f"the native engine can't serve here: {error}") from error
