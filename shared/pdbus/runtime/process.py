@@ -33,7 +33,7 @@ from pdbus.runtime.service import S, Service
 from pdbus.runtime.slots import slot
 from pdbus.runtime.stop import Stop
 from pdbus.settings import SettingsError, load
-from pdbus.telemetry import Telemetry, telemetry
+from pdbus.telemetry import Telemetry, event_loop_lag, telemetry
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ async def _main(service_class: type[Service[S]], settings: S, exporting: Telemet
         try:
             log.info("connecting to NATS at %s", settings.nats_url)
             name = f"{service_class.name} {settings.id}"
-            async with connect(settings.nats_url, name=name, wait_s=_CONNECT_S) as bus, exporting.event_loop_lag():
+            async with connect(settings.nats_url, name=name, wait_s=_CONNECT_S) as bus, event_loop_lag():
                 return await _live(service_class(settings, bus), exporting, stop)
         except asyncio.CancelledError:
             if not stop.requested.is_set():

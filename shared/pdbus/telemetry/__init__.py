@@ -1,6 +1,7 @@
 """OpenTelemetry for every process: providers and export, the names of spans and metrics, the event loop's lag."""
 
 from pdbus.telemetry.genai import EdgeMetrics, WorkerMetrics, request_attributes, response_attributes, span_name
+from pdbus.telemetry.loop_lag import event_loop_lag
 from pdbus.telemetry.providers import PROMETHEUS_CONTENT_TYPE, Telemetry, prometheus_text, telemetry
 from pdbus.telemetry.spans import Phase, meter, record_span, tracer
 
@@ -10,6 +11,7 @@ __all__ = [
     "Phase",
     "Telemetry",
     "WorkerMetrics",
+    "event_loop_lag",
     "meter",
     "prometheus_text",
     "record_span",
