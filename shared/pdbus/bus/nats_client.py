@@ -39,6 +39,7 @@ PING_EVERY_S = 1.0
 SILENT_PINGS = 3
 BARRIER_S = 10.0
 READ_BYTES = 1 << 20
+TURN_BYTES = 64 << 10
 
 
 class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is untyped
@@ -186,6 +187,8 @@ class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is
             while data := await self._transport.read(READ_BYTES):
                 self._reads += 1
                 await self._ps.parse(data)
+                if len(data) >= TURN_BYTES:  # more may lie there already, and reading that would not wait
+                    await asyncio.sleep(0)
         except Exception as failure:
             error = failure
         finally:
