@@ -25,8 +25,10 @@ class ToyPlan(ProcessPlan):
 def main(data: str, *toys: str) -> int:
     kinds = dict(toy.split("=") for toy in toys)
 
-    def processes(options: Options, folder: Folder, nats_url: str, cores: int) -> list[ProcessPlan]:
-        plans = plan.processes(options, folder, nats_url, cores)
+    def processes(
+        options: Options, folder: Folder, nats_url: str, cores: int, cores_file: str | None
+    ) -> list[ProcessPlan]:
+        plans = plan.processes(options, folder, nats_url, cores, cores_file)
         return [
             ToyPlan(each.service, each.id, {**each.settings, "PDBUS_TOY": kinds.get(each.service, "well")})
             for each in plans

@@ -31,6 +31,17 @@ class Inherited:
     """Read end of the launcher's lifeline."""
     lock: int
     """The data folder's lock."""
+    cores: int | None = None
+    """The ledger of cores (native/cores.py), where there is one."""
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        return tuple(fd for fd in (self.lifeline, self.lock, self.cores) if fd is not None)
+
+    @property
+    def cores_file(self) -> str | None:
+        """As a child opens the ledger."""
+        return None if self.cores is None else f"/proc/self/fd/{self.cores}"
 
 
 @dataclass
@@ -121,7 +132,7 @@ class Child:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=(self.inherited.lifeline, self.inherited.lock),
+                pass_fds=self.inherited.fds,
                 # Its own session: Ctrl-C reaches the launcher alone, which stops its children in order.
                 start_new_session=True,
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,8 +49,11 @@ class ProcessPlan:
         return [sys.executable, "-m", f"pdbus.{self.service}"]
 
 
-def processes(options: Options, folder: Folder, nats_url: str, cores: int) -> list[ProcessPlan]:
-    """Every service process of the stack. Engine processes share the cores."""
+def processes(
+    options: Options, folder: Folder, nats_url: str, cores: int, cores_file: str | None = None
+) -> list[ProcessPlan]:
+    """Every service process of the stack. Engine processes share the cores: by the ledger `cores_file` those that
+    compute just then, without one, or where torch computes, each as many."""
     prefill = 0 if options.colocated else options.prefill
     threads = max(1, cores // (prefill + options.decode))
 
@@ -62,6 +64,8 @@ def processes(options: Options, folder: Folder, nats_url: str, cores: int) -> li
             "PDBUS_ID": id,
             "PDBUS_MODEL": options.model,
             "PDBUS_DATA": str(folder.of_model(options.model) / id),
+            # numpy's and torch's BLAS make a thread per core in each process where nothing tells them otherwise.
+            "OMP_NUM_THREADS": "1",
         }
         return ProcessPlan(service, id, {**common, **more})
 
@@ -70,9 +74,12 @@ def processes(options: Options, folder: Folder, nats_url: str, cores: int) -> li
         return plan("router", number, PDBUS_HTTP_HOST=options.host, PDBUS_HTTP_PORT=str(port))
 
     checkpoint = {"PDBUS_CHECKPOINT": options.checkpoint}
-    # torch and its BLAS make threads of their own where nothing tells them otherwise.
     engine = {"PDBUS_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
-    given = {"PDBUS_PRECISION": options.precision, "PDBUS_KV_DTYPE": options.kv_dtype}
+    given = {
+        "PDBUS_CORES_FILE": cores_file,
+        "PDBUS_PRECISION": options.precision,
+        "PDBUS_KV_DTYPE": options.kv_dtype,
+    }
     engine |= {name: value for name, value in given.items() if value}
     counted: tuple[tuple[str, int, dict[str, str]], ...] = (
         ("param_server", options.param_servers, checkpoint),
@@ -84,13 +91,6 @@ def processes(options: Options, folder: Folder, nats_url: str, cores: int) -> li
     return [plan(service, n, **more) for service, count, more in counted for n in range(1, count + 1)] + [
         router(n) for n in range(1, options.routers + 1)
     ]
-
-
-def cores() -> int:
-    """Processor cores that this process may use."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def resolve_checkpoint(model: str) -> str:

@@ -20,6 +20,8 @@ from rich.markup import escape
 
 from pdbus.bus.bus import Bus, connect
 from pdbus.errors import Conflict
+from pdbus.native.cores import ledger
+from pdbus.runtime.cores import usable_cores
 from pdbus.runtime.first import first
 from pdbus.runtime.stop import Stop
 from pdbus.stack.child import Inherited
@@ -28,7 +30,7 @@ from pdbus.stack.inspect import suggested_name
 from pdbus.stack.launcher import Launcher, lifeline_pipe
 from pdbus.stack.membership import left_behind, retire
 from pdbus.stack.nats_child import own_nats
-from pdbus.stack.plan import Options, cores, processes
+from pdbus.stack.plan import Options, processes
 from pdbus.stack.settings import StackSettings
 from pdbus.stack.view import View
 
@@ -52,9 +54,9 @@ def up(options: Options, data: Path | None, settings: StackSettings, console: Co
     """Runs the stack until it is told to stop. Returns the exit code. Raises a PdbusError, with the reason, when it
     can't start; nothing is left running then."""
     folder = Folder(data)
-    with folder.lock() as lock, lifeline_pipe() as lifeline:
+    with folder.lock() as lock, lifeline_pipe() as lifeline, ledger(usable_cores()) as cores:
         check_port(options.host, options.port)
-        return asyncio.run(_up(options, folder, settings, Inherited(lifeline, lock), console))
+        return asyncio.run(_up(options, folder, settings, Inherited(lifeline, lock, cores), console))
 
 
 async def _up(options: Options, folder: Folder, settings: StackSettings, inherited: Inherited, console: Console) -> int:
@@ -98,7 +100,7 @@ async def _nats(run_file: RunFile, settings: StackSettings, inherited: Inherited
 async def _serve(
     options: Options, run_file: RunFile, nats_url: str, inherited: Inherited, view: View, stop: Stop
 ) -> None:
-    plans = processes(options, run_file.folder, nats_url, cores())
+    plans = processes(options, run_file.folder, nats_url, usable_cores(), inherited.cores_file)
     launcher = Launcher(run_file, plans, inherited, view)
     async with (
         launcher.running(stop.hurry),

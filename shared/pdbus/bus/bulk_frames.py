@@ -20,6 +20,8 @@ WINDOW_FRAMES = 8
 """Frames that may be under way on a stream; the receiver grants fewer when it has many streams."""
 FIRST_WINDOW_FRAMES = 2
 """Before the first credit."""
+TURN_BYTES = 64 << 10
+"""After a frame with a body of this size, on either side, whatever else is due in the event loop gets its turn."""
 LARGEST_ITEM_BYTES = 64 << 20
 
 SILENCE_S = 2.0

@@ -125,6 +125,8 @@ class Incoming:
         self._taken += 1
         if self._taken - self._credited >= max(1, self.window // 2) or self._credited == 0:
             self._credit()
+        if len(frame.body) >= frames.TURN_BYTES:
+            await asyncio.sleep(0)
         return frame
 
     async def _join(self, first: Frame, deadline: Deadline) -> bytearray:

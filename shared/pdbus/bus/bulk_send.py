@@ -104,6 +104,8 @@ class Outgoing:
         with contextlib.suppress(Unavailable):  # lost like any other frame: the receiver's silence repairs it
             self._emit(frame)
             await self._transport.writable()
+        if len(body) >= frames.TURN_BYTES:
+            await asyncio.sleep(0)
 
     async def _wait(self, *, everything: bool) -> None:
         """Waits until the window has room for a frame, or until `everything` is acknowledged."""

@@ -40,7 +40,12 @@ class EngineService(Service[S], Generic[S]):
         self._history = HistoryFollower(bus, settings.model)
         reader = BlockReader(bus, settings.model, self._history)
         options = BackendOptions(
-            settings.engine, settings.precision, settings.kv_dtype, settings.device, settings.threads
+            settings.engine,
+            settings.precision,
+            settings.kv_dtype,
+            settings.device,
+            settings.threads,
+            settings.cores_file,
         )
         self.versions = Versions(reader, partial(open_backend, options))
         self.worker: Worker[Any] | None = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pdbus.kv.format import PAGE_TOKENS, KvDtype
 from pdbus.model.backends import EngineName
 from pdbus.model.native_backend import Precision
+from pdbus.runtime.cores import usable_cores
 from pdbus.settings import Settings, SettingsError
 
 
@@ -23,8 +24,14 @@ class EngineSettings(Settings):
     precision: Precision = "fp32"
     """Of the weights that the native engine computes with: int8 or int4 with a scale per 32 inputs. Each worker makes
     them from the root in fp32 as it loads it."""
-    threads: int = field(default_factory=lambda: os.cpu_count() or 1)
-    """That compute one step."""
+    threads: int = field(default_factory=usable_cores)
+    """That compute one step: all cores that the process may use (its affinity and its container's CPU quota), unless
+    told. Workers that share cores without a `cores_file`, containers on one machine say, want the cores divided by the
+    workers: threads that wait for each other lose more than the cores they add."""
+    cores_file: Path | None = None
+    """A ledger (native/cores.py) in which the workers of one machine say when they compute. Each step of the native
+    engine then takes its cores divided by the workers that compute just then, and follows changes from layer to layer;
+    `threads` is for torch alone, which can't follow. `pdbus up` makes one for its workers."""
     chunk_tokens: int = 512
     """Prompt tokens in one step, over all requests."""
     most_running: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from pdbus.errors import InvalidRequest
@@ -29,6 +30,7 @@ class BackendOptions:
     kv_dtype: KvDtype = "fp32"
     device: str = "cpu"
     threads: int = 1
+    cores_file: Path | None = None
 
 
 def open_backend(options: BackendOptions, config: ModelConfig) -> Backend:
@@ -39,7 +41,9 @@ def open_backend(options: BackendOptions, config: ModelConfig) -> Backend:
         return _torch(options)
     try:
         check_supported(config)
-        return NativeBackend(NativeEngine(options.threads), options.precision, options.kv_dtype)
+        return NativeBackend(
+            NativeEngine(options.threads, cores=options.cores_file), options.precision, options.kv_dtype
+        )
     except NativeUnavailable as error:
         if options.engine == "native":
             raise InvalidRequest(f"the native engine can't serve here: {error}") from error

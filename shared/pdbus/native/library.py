@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pdbus.native.build import Level, NativeUnavailable, compiled, levels
+from pdbus.native.cores import Cell
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -108,20 +109,28 @@ def address(array: Array | None) -> int | None:
 class NativeEngine:
     """Threads and scratch memory for one caller at a time. A context manager: leaving it ends the threads."""
 
-    def __init__(self, threads: int, level: Level | None = None, folder: Path | None = None) -> None:
-        """Compiles the library on first use on this machine. Raises NativeUnavailable with the reason."""
+    def __init__(
+        self, threads: int, level: Level | None = None, folder: Path | None = None, cores: Path | None = None
+    ) -> None:
+        """Compiles the library on first use on this machine. Raises NativeUnavailable with the reason.
+
+        `threads`: of each step. With `cores`, a ledger (native/cores.py), as many as this engine's share is then."""
         best = next(iter(levels()), None)
         if best is None or (level is not None and level not in levels()):
             raise NativeUnavailable(f"this processor has not what the kernels need ({level or 'AVX2, FMA and F16C'})")
         self.level: Level = level or best
-        self.threads = threads
         path = compiled(self.level, folder)
         try:
             self._library = _declare(ctypes.CDLL(str(path)))
         except OSError as error:
             raise NativeUnavailable(f"{path} cannot be loaded: {error}") from error
-        self._handle = self._library.pd_engine_create(threads, SPINS)
+        self._cell = Cell(cores) if cores else None
+        if self._cell:
+            threads = self._cell.cores
+        ledger = (self._cell.address, self._cell.number) if self._cell else (None, 0)
+        self._handle = self._library.pd_engine_create(threads, SPINS, *ledger)
         if not self._handle:
+            self._leave()
             raise NativeUnavailable(f"no {threads} threads could be started")
 
     def __enter__(self) -> NativeEngine:
@@ -137,6 +146,11 @@ class NativeEngine:
         handle, self._handle = self._handle, None
         if handle:
             self._library.pd_engine_destroy(handle)
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._cell:
+            self._cell.close()
 
     def forward(
         self,
@@ -203,7 +217,7 @@ def _check(code: int) -> None:
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    library.pd_engine_create.argtypes = (c_int32, c_int32)
+    library.pd_engine_create.argtypes = (c_int32, c_int32, c_void_p, c_int32)
     library.pd_engine_create.restype = c_void_p
     library.pd_engine_destroy.argtypes = (c_void_p,)
     library.pd_engine_destroy.restype = None

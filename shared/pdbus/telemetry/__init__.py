@@ -8,6 +8,7 @@ from pdbus.telemetry.genai import (
     response_attributes,
     span_name,
 )
+from pdbus.telemetry.loop_lag import event_loop_lag
 from pdbus.telemetry.providers import PROMETHEUS_CONTENT_TYPE, Telemetry, prometheus_text, telemetry
 from pdbus.telemetry.spans import Phase, meter, record_span, span, tracer
 from pdbus.telemetry.tally import Tally
@@ -20,6 +21,7 @@ __all__ = [
     "Tally",
     "Telemetry",
     "WorkerMetrics",
+    "event_loop_lag",
     "meter",
     "prometheus_text",
     "record_span",

@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 PROMETHEUS_CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _EXPORT_S = 2.0
 """Of one export, and of the flush at the end: a collector that is away must not hold up a shutdown."""
-_LAG_EVERY_S = 0.25
-_LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 @contextmanager
@@ -93,29 +91,6 @@ class Telemetry:
                 await asyncio.to_thread(self._measuring.force_flush, _EXPORT_S * 1e3)
         except Exception:
             log.warning("telemetry was not flushed", exc_info=True)
-
-    @asynccontextmanager
-    async def event_loop_lag(self) -> AsyncIterator[None]:
-        """Measures how late the event loop runs what is due: `pdbus.event_loop.lag`."""
-        lag = meter().create_histogram(
-            "pdbus.event_loop.lag",
-            "s",
-            "How late the event loop runs what is due",
-            explicit_bucket_boundaries_advisory=_LAG_BUCKETS_S,
-        )
-        loop = asyncio.get_running_loop()
-
-        async def measure() -> None:
-            while True:
-                due = loop.time() + _LAG_EVERY_S
-                await asyncio.sleep(_LAG_EVERY_S)
-                lag.record(max(loop.time() - due, 0.0))
-
-        task = asyncio.create_task(measure())
-        try:
-            yield
-        finally:
-            await cancelled(task)
 
     @asynccontextmanager
     async def load(self, read: Callable[[], Load]) -> AsyncIterator[None]:

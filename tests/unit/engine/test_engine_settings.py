@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pdbus.decode.settings import DecodeSettings
 from pdbus.prefill.settings import PrefillSettings
+from pdbus.runtime.cores import usable_cores
 from pdbus.settings import SettingsError, load
 
 
@@ -18,11 +21,17 @@ def test_every_setting_comes_from_the_environment() -> None:
         "PDBUS_DEVICE": "cuda:1",
         "PDBUS_KV_DTYPE": "int8",
         "PDBUS_ENGINE": "torch",
+        "PDBUS_CORES_FILE": "/ledger",
     }
     found = load(PrefillSettings, environ)
     assert (found.kv_dtype, found.engine, found.precision) == ("int8", "torch", "fp32")
     assert (found.kv_bytes, found.threads, found.chunk_tokens, found.most_running) == (1000, 3, 64, 5)
-    assert found.device == "cuda:1"
+    assert (found.device, found.cores_file) == ("cuda:1", Path("/ledger"))
+
+
+def test_a_worker_takes_what_cores_it_may_use_unless_told() -> None:
+    found = load(DecodeSettings, {})
+    assert (found.threads, found.cores_file) == (usable_cores(), None)
 
 
 @pytest.mark.parametrize("settings", [PrefillSettings, DecodeSettings])

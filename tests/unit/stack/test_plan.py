@@ -11,13 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdbus.stack.folder import Folder
-from pdbus.stack.plan import STOP_ORDER, Options, processes, resolve_checkpoint
+from pdbus.stack.plan import STOP_ORDER, Options, ProcessPlan, processes, resolve_checkpoint
 
 SERVICES = {"router", "param_server", "prefill", "decode", "cache", "invalidator"}
 
 
-def _plans(options: Options, cores: int = 4) -> list:
-    return processes(options, Folder(Path("somewhere")), "nats://127.0.0.1:1", cores)
+ENGINES = {"prefill", "decode"}
+
+
+def _plans(options: Options, cores: int = 4, cores_file: str | None = None) -> list[ProcessPlan]:
+    return processes(options, Folder(Path("somewhere")), "nats://127.0.0.1:1", cores, cores_file)
 
 
 def test_all_six_kinds_run_each_as_its_own_module() -> None:
@@ -51,6 +54,17 @@ def test_colocated_workers_read_all_prompts_and_have_the_cores_to_themselves() -
     decodes = [plan for plan in plans if plan.service == "decode"]
     assert [(plan.settings["PDBUS_COLOCATED"], plan.settings["PDBUS_THREADS"]) for plan in decodes] == [("1", "2")] * 2
     assert not any("PDBUS_COLOCATED" in plan.settings for plan in _plans(Options("x.gguf", "m")))
+
+
+def test_only_engines_get_the_ledger_of_cores_and_only_where_there_is_one() -> None:
+    for plan in _plans(Options("x.gguf", "m"), cores_file="/ledger"):
+        assert plan.settings.get("PDBUS_CORES_FILE") == ("/ledger" if plan.service in ENGINES else None)
+    assert not any("PDBUS_CORES_FILE" in plan.settings for plan in _plans(Options("x.gguf", "m")))
+
+
+def test_libraries_make_no_more_threads_than_the_process_may_use() -> None:
+    for plan in _plans(Options("x.gguf", "m", prefill=2), cores=6):
+        assert plan.settings["OMP_NUM_THREADS"] == plan.settings.get("PDBUS_THREADS", "1")
 
 
 def test_only_param_servers_are_told_where_the_checkpoint_is() -> None:

@@ -10,20 +10,29 @@ from tests.support.otlp import otlp_receiver
 
 PROGRAM = """
 import asyncio, sys, time
+from prometheus_client.parser import text_string_to_metric_families
 from pdbus.settings import Settings
 from pdbus.messages.presence import Load
-from pdbus.telemetry import Phase, record_span, telemetry, tracer, prometheus_text, EdgeMetrics
+from pdbus.telemetry import Phase, event_loop_lag, record_span, telemetry, tracer, prometheus_text, EdgeMetrics
 
 async def main(exporting):
-    async with exporting.event_loop_lag(), exporting.load(lambda: Load(running=3)):
+    async with event_loop_lag(), exporting.load(lambda: Load(running=3)):
         with tracer().start_as_current_span("chat m"):
             now = time.time_ns()
             record_span(Phase.QUEUE, now - 2_000_000, now - 1_000_000)
         EdgeMetrics("m").finished("chat", 0.25)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.1)
+        time.sleep(0.3)  # holds the loop up
+        await asyncio.sleep(0.1)
         text = prometheus_text().decode()
         assert "gen_ai_client_operation_duration_seconds_bucket" in text, text
-        assert "pdbus_event_loop_lag_seconds_count" in text, text
+        samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+        lag = {one.name: one.value for one in samples if "event_loop_lag" in one.name}
+        recent = {one.labels["quantile"]: one.value for one in samples if "lag_recent" in one.name}
+        assert lag["pdbus_event_loop_lag_seconds_count"] > 3, text
+        assert lag["pdbus_event_loop_lag_seconds_sum"] > 0.25, text
+        assert set(recent) == {"0.5", "0.99", "0.999", "1"}, text
+        assert recent["0.5"] < 0.25 < recent["1"], text
         assert "pdbus_load_running" in text, text
     await exporting.flush()
 

@@ -31,7 +31,7 @@ class Buffer {
 };
 
 struct Engine {
-    Engine(int count, int spins) : threads(count, spins) {}
+    Engine(int count, int spins, Cores cores) : threads(count, spins, cores) {}
     Threads threads;
     Buffer<float> stream, heads, seen, inner, angles, wanted, scales, partial, normed;
     Buffer<int8_t> bytes;

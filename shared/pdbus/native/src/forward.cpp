@@ -20,8 +20,10 @@ class Step {
           attention_(engine, model, pool, batch), rows_(batch.tokens) {}
 
     void run(PdOnLayer on_layer, float* logits, int32_t* greedy) {
+        Threads::Busy busy(threads_);
         begin();
         for (int index = 0; index < model_.layer_count; index++) {
+            threads_.follow();
             const PdLayer& layer = model_.layers[index];
             qkv(layer);
             store_kv(index, layer);
@@ -195,10 +197,11 @@ using namespace pd;
 
 extern "C" {
 
-// A set of threads and scratch memory. One call at a time per engine.
-PD_EXPORT void* pd_engine_create(int threads, int spins) {
+// A set of threads and scratch memory. One call at a time per engine. `cores`: the machine's ledger (cores.h), in which
+// `cell` is this engine's, or null.
+PD_EXPORT void* pd_engine_create(int threads, int spins, void* cores, int cell) {
     try {
-        return new Engine(threads, spins);
+        return new Engine(threads, spins, Cores(cores, cell, threads));
     } catch (const std::exception&) {
         return nullptr;
     }
@@ -223,6 +226,7 @@ PD_EXPORT int pd_linear(void* engine, const PdLinear* linear, const float* x, in
         const size_t values = size_t(rows) * linear->inputs;
         Activations a{linear->kind, linear->inputs, x, e.bytes.at_least(values),
                       e.scales.at_least(std::max(values / GROUP, size_t(rows))), e.sums.at_least(values / GROUP)};
+        Threads::Busy busy(e.threads);
         for (int r = 0; r < rows; r++) take_row(a, r, x + size_t(r) * linear->inputs);
         run_linear(e.threads, *linear, a, rows, Then::SET, y, linear->outputs);
         return 0;
@@ -235,7 +239,9 @@ PD_EXPORT void pd_hadamard(float* x, int size, int block) { hadamard(x, size, bl
 
 // Of each row of x [rows, size] the k best: ids and values [rows, k]; log_sums [rows].
 PD_EXPORT void pd_top(void* engine, const float* x, int rows, int size, int k, int32_t* ids, float* values, float* log_sums) {
-    static_cast<Engine*>(engine)->threads.run(rows, [&](int r) {
+    Threads& threads = static_cast<Engine*>(engine)->threads;
+    Threads::Busy busy(threads);
+    threads.run(rows, [&](int r) {
         log_sums[r] = top(x + size_t(r) * size, size, k, ids + size_t(r) * k, values + size_t(r) * k);
     });
 }
