@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+FP32 = {"PDBUS_PRECISION": "fp32", "PDBUS_KV_DTYPE": "fp32"}
+"""The environment of a stack that is held against the reference."""
+
 READY_S = 90.0
 """Far above the promised 20 s: a test machine may be busy. The promise has a test of its own."""
 
