@@ -25,6 +25,8 @@ MEASUREMENTS = {
     "tiers": "time to first token of a warm prefix, by the tier that it comes from",
     "handoff": "what the hand-over from prefill to decode costs",
     "interference": "steady streams while long prompts arrive, disaggregated and colocated",
+    "quality": "perplexity and greedy tokens of each precision, against fp32",
+    "invariance": "bits that do not depend on batch, chunks, caches or hand-over, and what that costs",
     "router": "requests a second and added latency of the router, with simulated workers",
 }
 

@@ -18,8 +18,8 @@ class Row:
 
 
 OURS: dict[str, Row] = {
-    "torch": Row(BackendOptions("torch"), 32.0, 4),
-    "fp32": Row(BackendOptions("native"), 32.0, 4),
+    "torch": Row(BackendOptions("torch", "fp32", "fp32"), 32.0, 4),
+    "fp32": Row(BackendOptions("native", "fp32", "fp32"), 32.0, 4),
     "int8": Row(BackendOptions("native", "int8", "int8"), 9.0, 1),
     "int4": Row(BackendOptions("native", "int4", "int8"), 5.0, 1),
 }

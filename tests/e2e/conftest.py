@@ -1,4 +1,6 @@
-"""One real stack on the default model for all end-to-end tests of a session, traced into a receiver of ours."""
+"""One real stack on the default model for all end-to-end tests of a session, traced into a receiver of ours.
+
+In fp32: what it answers is held against an independent implementation. test_default_precision.py has the default."""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import openai
 import pytest
 
 from tests.support.otlp import Receiver, otlp_receiver
-from tests.support.stack import Stack, running_stack
+from tests.support.stack import FP32, Stack, running_stack
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +21,7 @@ def traces() -> Iterator[Receiver]:
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory, traces: Receiver) -> Iterator[Stack]:
-    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": traces.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "200"}
+    env = {**FP32, "OTEL_EXPORTER_OTLP_ENDPOINT": traces.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "200"}
     with running_stack(tmp_path_factory.mktemp("stack"), env=env) as running:
         yield running
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,21 +13,21 @@ import aiohttp
 import pytest
 
 from tests.support.equal_text import PROMPTS, alone, assert_equal_text, together
-from tests.support.stack import Stack, running_stack
+from tests.support.stack import FP32, Stack, running_stack
 
 INT8 = ("--precision", "int8", "--kv-dtype", "int8")
 
 
 @contextmanager
-def colocated(folder: Path, *options: str) -> Iterator[Stack]:
-    with running_stack(folder, "--colocated", *options) as running:
+def colocated(folder: Path, *options: str, env: Mapping[str, str] | None = None) -> Iterator[Stack]:
+    with running_stack(folder, "--colocated", *options, env=env) as running:
         yield running
 
 
 @pytest.mark.timeout(300)
 async def test_the_same_text_as_with_a_hand_over(stack: Stack, tmp_path: Path) -> None:
     prompts = [f"Colocated. {prompt}" for prompt in PROMPTS[:4]]
-    with colocated(tmp_path / "fp32") as whole:
+    with colocated(tmp_path / "fp32", env=FP32) as whole:
         cold = await together(whole, prompts)
         assert_equal_text(await alone(stack, prompts), cold)
         warm = await alone(whole, prompts)

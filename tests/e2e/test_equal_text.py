@@ -1,5 +1,5 @@
 """Equal text (DESIGN.md section 6): a request alone and among fifteen others, with small and large prefill chunks, with
-its prefix cached and not. A first difference counts as a tie only where the two best are closer than ε."""
+its prefix cached and not, in fp32. A first difference counts as a tie only where the two best are closer than ε."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.equal_text import PROMPTS, alone, assert_equal_text, together
-from tests.support.stack import Stack, running_stack
+from tests.support.stack import FP32, Stack, running_stack
 
 
 @pytest.fixture(scope="module")
 def small_chunks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("chunks"), env={"PDBUS_CHUNK_TOKENS": "16"}) as running:
+    with running_stack(tmp_path_factory.mktemp("chunks"), env={**FP32, "PDBUS_CHUNK_TOKENS": "16"}) as running:
         yield running
 
 

@@ -48,11 +48,16 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--port", type=_port, default=8000, help="its port; 0: a free one (default: %(default)s)")
     up.add_argument(
         "--precision",
-        choices=["fp32", "int8", "int4"],
+        choices=["auto", "fp32", "int8", "int4"],
         default="",
-        help="of the weights (default: fp32); int8 and int4 are made by each worker as it loads a version",
+        help="of the weights (default, auto: int8, or fp32 where torch computes); made by each worker as it loads them",
     )
-    up.add_argument("--kv-dtype", choices=["fp32", "fp16", "int8"], default="", help="of the KV cache (default: fp32)")
+    up.add_argument(
+        "--kv-dtype",
+        choices=["auto", "fp32", "fp16", "int8"],
+        default="",
+        help="of the KV cache (default, auto: int8, or fp32 beside weights in fp32)",
+    )
     up.add_argument(
         "--colocated", action="store_true", help="decode workers read all prompts themselves: no prefill workers"
     )

@@ -24,7 +24,7 @@ class Options:
     port: int = 8000
     """Of the first router; 0: a free one. Further routers take free ones."""
     precision: str = ""
-    """Of the weights that workers compute with; empty: as the environment says, or fp32."""
+    """Of the weights that workers compute with; empty: as the environment says, or auto."""
     kv_dtype: str = ""
     """Of the KV cache; likewise."""
     routers: int = 1

@@ -67,7 +67,7 @@ def show(status: Status, console: Console) -> None:
             str(load.running),
             str(load.waiting),
             f"{load.pages_used}/{load.pages_total}" if load.pages_total else "",
-            card.url or card.detail,
+            card.url or card.detail or card.compute_class,
         )
     console.print(table if status.cards else "no process is heard")
     versions = Table(*map(_whole, ("version", "refs", "precision", "author")), "message", box=None)

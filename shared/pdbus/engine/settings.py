@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pdbus.kv.format import PAGE_TOKENS, KvDtype
-from pdbus.model.backends import EngineName
-from pdbus.model.native_backend import Precision
+from pdbus.kv.format import PAGE_TOKENS
+from pdbus.model.backends import EngineName, KvChoice, PrecisionChoice
 from pdbus.runtime.cores import usable_cores
 from pdbus.settings import Settings, SettingsError
 
@@ -16,14 +15,14 @@ from pdbus.settings import Settings, SettingsError
 class EngineSettings(Settings):
     kv_bytes: int = 1 << 30
     """Memory for KV pages. On the CPU a page takes memory once it is used."""
-    kv_dtype: KvDtype = "fp32"
+    kv_dtype: KvChoice = "auto"
     """Of KV on its whole way: pages, wire, cache tiers (kv/format.py)."""
     engine: EngineName = "auto"
     """auto: the native kernels where they can serve (a CPU with AVX2, and a C++ compiler for their first start), else
     torch."""
-    precision: Precision = "fp32"
+    precision: PrecisionChoice = "auto"
     """Of the weights that the native engine computes with: int8 or int4 with a scale per 32 inputs. Each worker makes
-    them from the root in fp32 as it loads it."""
+    them from the root in fp32 as it loads it. All workers of a stack should have the same."""
     threads: int = field(default_factory=usable_cores)
     """That compute one step: all cores that the process may use (its affinity and its container's CPU quota), unless
     told. Workers that share cores without a `cores_file`, containers on one machine say, want the cores divided by the
@@ -45,7 +44,7 @@ class EngineSettings(Settings):
             raise SettingsError("PDBUS_KV_BYTES must be above 0")
         if not 1 <= self.threads <= 1024:
             raise SettingsError(f"PDBUS_THREADS must be 1 to 1024, not {self.threads}")
-        if self.precision != "fp32" and (self.engine == "torch" or not self.device.startswith("cpu")):
+        if self.precision in ("int8", "int4") and (self.engine == "torch" or not self.device.startswith("cpu")):
             raise SettingsError(
                 f"PDBUS_PRECISION={self.precision} is for the native engine, on a CPU; torch is fp32 only"
             )

@@ -12,7 +12,8 @@ from pdbus.engine.sequence import Ended, Produced, Sequence
 from pdbus.errors import PdbusError
 from pdbus.kv.codec import PagePool
 from pdbus.model.batch import Batch, SequenceSlice
-from pdbus.model.sampler import Logits, token_logprob
+from pdbus.model.candidates import Logits
+from pdbus.model.sampler import best_of, token_logprob
 
 
 class Abandoned(Exception):
@@ -27,6 +28,7 @@ def compute(pool: PagePool, chunks: Many[Chunk], on_layer: Callable[[int], None]
     batch = _batch(chunks, rows)
     model = chunks[0].sequence.version.model
     logits = model.forward(batch, pool, on_layer)  # [logit rows, vocab]
+    best = best_of(logits)
     outcomes: list[Produced | Ended] = []
     start = 0
     for chunk, wanted in zip(chunks, rows, strict=True):
@@ -34,7 +36,7 @@ def compute(pool: PagePool, chunks: Many[Chunk], on_layer: Callable[[int], None]
         start += len(wanted)
         _note_prompt_logprobs(chunk, own)
         if chunk.last:
-            outcomes.append(_next_token(chunk.sequence, own[-1]))
+            outcomes.append(_next_token(chunk.sequence, own[-1], int(best[start - 1])))
     return outcomes
 
 
@@ -72,13 +74,13 @@ def _note_prompt_logprobs(chunk: Chunk, logits: np.ndarray) -> None:
         sequence.prompt_logprobs.append(token_logprob(logits[row], token, top))
 
 
-def _next_token(sequence: Sequence, logits: Logits) -> Produced | Ended:
+def _next_token(sequence: Sequence, logits: Logits, best: int) -> Produced | Ended:
     index = sequence.output_index
     prompt_logprobs = tuple(sequence.prompt_logprobs) if sequence.wants_prompt_logprobs else None
     if index >= sequence.ticket.max_tokens:  # only the prompt's log-probabilities are wanted
         return Produced(sequence, index, (), finish="length", prompt_logprobs=prompt_logprobs)
     try:
-        sampled = sequence.sampler.choose(logits)
+        sampled = sequence.sampler.choose(logits, best)
     except PdbusError as error:
         return Ended(sequence, error)
     finish = sequence.append(sampled.id)

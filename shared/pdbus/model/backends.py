@@ -19,6 +19,10 @@ from pdbus.native.library import NativeEngine
 log = logging.getLogger(__name__)
 
 EngineName: TypeAlias = Literal["auto", "native", "torch"]
+PrecisionChoice: TypeAlias = Literal["auto", Precision]
+"""auto: int8 where the native engine serves, else fp32. `python -m loadtest quality` measures what that costs."""
+KvChoice: TypeAlias = Literal["auto", KvDtype]
+"""auto: exact beside exact weights, int8 beside others."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +30,8 @@ class BackendOptions:
     """What a worker's settings ask for."""
 
     engine: EngineName = "auto"
-    precision: Precision = "fp32"
-    kv_dtype: KvDtype = "fp32"
+    precision: PrecisionChoice = "auto"
+    kv_dtype: KvChoice = "auto"
     device: str = "cpu"
     threads: int = 1
     cores_file: Path | None = None
@@ -37,23 +41,30 @@ def open_backend(options: BackendOptions, config: ModelConfig) -> Backend:
     """Takes seconds where the kernels have to be compiled. `auto` falls back to torch, in fp32, and logs why.
 
     Raises InvalidRequest where just the native engine is wanted, and can't serve this model here."""
+    backend = _open(options, config)
+    log.info("computing as %s", backend.compute_class)
+    return backend
+
+
+def _open(options: BackendOptions, config: ModelConfig) -> Backend:
+    exact_kv: KvDtype = "fp32" if options.kv_dtype == "auto" else options.kv_dtype
     if options.engine == "torch" or not options.device.startswith("cpu"):
-        return _torch(options)
+        return _torch(options, exact_kv)
+    precision: Precision = "int8" if options.precision == "auto" else options.precision
+    kv_dtype: KvDtype = "int8" if options.kv_dtype == "auto" and precision != "fp32" else exact_kv
     try:
         check_supported(config)
-        return NativeBackend(
-            NativeEngine(options.threads, cores=options.cores_file), options.precision, options.kv_dtype
-        )
+        return NativeBackend(NativeEngine(options.threads, cores=options.cores_file), precision, kv_dtype)
     except NativeUnavailable as error:
         if options.engine == "native":
             raise InvalidRequest(f"the native engine can't serve here: {error}") from error
-        precision = "" if options.precision == "fp32" else f", and in fp32 instead of {options.precision}"
-        log.warning("torch computes%s, since the native engine can't serve here: %s", precision, error)
-        return _torch(options)
+        instead = "" if precision == "fp32" else f", and in fp32 instead of {precision}"
+        log.warning("torch computes%s, since the native engine can't serve here: %s", instead, error)
+        return _torch(options, exact_kv)
 
 
-def _torch(options: BackendOptions) -> Backend:
+def _torch(options: BackendOptions, kv_dtype: KvDtype) -> Backend:
     # Only here: torch costs a worker that never computes with it 200 MB and seconds of its start.
     from pdbus.model.torch_backend import TorchBackend
 
-    return TorchBackend(options.device, options.kv_dtype, options.threads)
+    return TorchBackend(options.device, kv_dtype, options.threads)

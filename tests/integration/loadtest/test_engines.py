@@ -13,6 +13,7 @@ from loadtest.__main__ import main
 from loadtest.peers.base import Sources, Unusable
 from loadtest.peers.remote import prepare, serving
 from loadtest.tiny import tiny_checkpoint
+from pdbus.native.build import levels
 
 PROMPTS = [[1, 2, 3, 4] * 8, [5, 6, 7, 8] * 8]
 
@@ -76,6 +77,55 @@ def test_router_measures_real_routers(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [(row["routers"], row["streams"], row["errors"]) for row in medians] == [(2, 1, 0), (2, 4, 0)]
     assert all(row["requests_per_s"] > 1 and 0 < row["first_p50_ms"] <= row["p50_ms"] for row in medians)
     assert "req/s" in capsys.readouterr().out
+
+
+INVARIANCE = ["invariance", "--requests", "4", "--longest", "70", "--rounds", "1", "--threads", "1", "--tokens", "8"]
+needs_native = pytest.mark.skipif(not levels(), reason="no kernels for this processor")
+
+
+@needs_native
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_invariance_finds_every_way_equal(
+    tiny: Path, tmp_path: Path, precision: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "invariance.json"
+    arguments = [*INVARIANCE, "--precision", precision, "--continuations", "20", "--engines", "native", "torch"]
+    assert main([*arguments, "--model", str(tiny), "--json", str(report)]) == 0
+    found = json.loads(report.read_text())
+    assert len(found["ways"]) == 9
+    assert all(way["equal"] and way["rows"] == 4 * 20 for way in found["ways"])
+    assert found["ways"][4]["cached_tokens"] > 0
+    assert found["fp32"]["native"]["differing"] == 0
+    assert found["fp32"]["torch"]["widest_margin"] < 2e-3
+    assert [cost["rows"] for cost in found["linears_us"]] == [1, 8, 512]
+    assert "every bit is the same" in capsys.readouterr().out
+
+
+@needs_native
+def test_invariance_fails_loudly_where_one_byte_of_a_page_is_another(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def damaged(pages: dict[bytes, bytes]) -> dict[bytes, bytes]:
+        return {key: bytes([value[0] ^ 1]) + value[1:] for key, value in pages.items()}
+
+    monkeypatch.setattr("loadtest.invariance.ways.through_memory", damaged)
+    assert main([*INVARIANCE, "--continuations", "0", "--model", str(tiny)]) == 1
+    assert "NOT INVARIANT: prefix from L2" in capsys.readouterr().out
+
+
+@needs_native
+def test_quality_holds_every_precision_against_fp32(tiny: Path, tmp_path: Path) -> None:
+    text, report = tmp_path / "text.txt", tmp_path / "quality.json"
+    text.write_text("What is the capital of France? The capital of France is Paris. " * 6)
+    arguments = ["quality", "--texts", str(text), "--threads", "1", "--window", "100", "--json", str(report)]
+    main([*arguments, "--model", str(tiny), "--precisions", "int8", "--kv-dtypes", "int8"])
+    found = json.loads(report.read_text())
+    assert [(row["precision"], row["kv_dtype"]) for row in found["rows"]] == [
+        ("fp32", "fp32"), ("fp32", "int8"), ("int8", "fp32"), ("int8", "int8"),
+    ]  # fmt: skip
+    assert found["rows"][0]["same"] == 1
+    assert all(abs(row["change"]) < 0.1 and row["same"] > 0.5 for row in found["rows"])
+    assert found["tokens"] == len(text.read_text())  # ids of the tiny model's tokens are bytes
 
 
 @pytest.mark.slow

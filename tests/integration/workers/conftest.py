@@ -51,7 +51,7 @@ def other_model(checkpoints: dict[str, Checkpoint], engine: EngineName) -> Itera
 
 
 def alone(checkpoint: Checkpoint, engine: EngineName) -> Iterator[Model]:
-    backend = open_backend(BackendOptions(engine), checkpoint.config)
+    backend = open_backend(BackendOptions(engine, "fp32", "fp32"), checkpoint.config)
     yield backend.build(checkpoint.config, {}, dict(checkpoint.tensors()), None)
     backend.close()
 

@@ -24,7 +24,7 @@ def test_every_setting_comes_from_the_environment() -> None:
         "PDBUS_CORES_FILE": "/ledger",
     }
     found = load(PrefillSettings, environ)
-    assert (found.kv_dtype, found.engine, found.precision) == ("int8", "torch", "fp32")
+    assert (found.kv_dtype, found.engine, found.precision) == ("int8", "torch", "auto")
     assert (found.kv_bytes, found.threads, found.chunk_tokens, found.most_running) == (1000, 3, 64, 5)
     assert (found.device, found.cores_file) == ("cuda:1", Path("/ledger"))
 

@@ -11,13 +11,15 @@ import torch
 
 from pdbus.errors import Corrupt, InvalidRequest
 from pdbus.model.backend import Backend, Model
-from pdbus.model.backends import BackendOptions, open_backend
+from pdbus.model.backends import BackendOptions, PrecisionChoice, open_backend
 from pdbus.model.checkpoint import Checkpoint, open_checkpoint
 from pdbus.model.native_backend import NativeBackend, Precision
 from pdbus.model.torch_backend import TorchBackend
 from pdbus.native.build import levels
 from pdbus.weights.layer import layer_of
 from tests.support.checkpoints import tiny_checkpoint
+
+PRECISIONS: tuple[Precision, ...] = ("fp32", "int8", "int4")
 
 needs_native = pytest.mark.skipif(not levels(), reason="no kernels for this processor")
 
@@ -42,24 +44,48 @@ def test_the_native_engine_is_the_default_on_a_cpu(checkpoint: Checkpoint) -> No
     backend.close()
 
 
+@needs_native
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (BackendOptions(), "w-int8-groups/kv-int8"),
+        (BackendOptions(precision="fp32"), "w-fp32/kv-fp32"),
+        (BackendOptions(precision="int4"), "w-int4-groups/kv-int8"),
+        (BackendOptions(kv_dtype="fp16"), "w-int8-groups/kv-fp16"),
+        (BackendOptions(precision="fp32", kv_dtype="int8"), "w-fp32/kv-int8"),
+        (BackendOptions("torch"), "w-fp32/a-fp32/kv-fp32"),
+        (BackendOptions("torch", kv_dtype="int8"), "w-fp32/a-fp32/kv-int8"),
+    ],
+    ids=str,
+)
+def test_what_is_left_open_is_chosen_with_the_engine_and_told(
+    checkpoint: Checkpoint, options: BackendOptions, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        backend = open_backend(options, checkpoint.config)
+    assert told in backend.compute_class
+    assert backend.compute_class in caplog.text
+    backend.close()
+
+
 def test_torch_computes_where_it_is_asked_to(checkpoint: Checkpoint) -> None:
     assert isinstance(open_backend(BackendOptions("torch"), checkpoint.config), TorchBackend)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", "int8", "auto"])
 def test_without_a_compiler_torch_computes_and_the_log_says_why(
     checkpoint: Checkpoint,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    precision: Precision,
+    precision: PrecisionChoice,
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     with caplog.at_level(logging.WARNING):
         backend = open_backend(BackendOptions(precision=precision), checkpoint.config)
     assert isinstance(backend, TorchBackend)
-    assert "w-fp32" in backend.compute_class
+    assert "w-fp32/a-fp32/kv-fp32" in backend.compute_class
     assert "native engine" in caplog.text
-    assert ("in fp32 instead of int8" in caplog.text) == (precision == "int8")
+    assert ("in fp32 instead of int8" in caplog.text) == (precision != "fp32")
     with pytest.raises(InvalidRequest, match="native engine can't serve here"):
         open_backend(BackendOptions("native", precision), checkpoint.config)
 
@@ -72,7 +98,7 @@ def test_a_model_that_does_not_fit_the_kernels_is_left_to_torch(checkpoint: Chec
 
 @needs_native
 def test_engines_and_precisions_never_share_numbers_or_pages(checkpoint: Checkpoint) -> None:
-    kinds = [BackendOptions("torch"), *(BackendOptions("native", one) for one in ("fp32", "int8", "int4"))]
+    kinds = [BackendOptions("torch"), *(BackendOptions("native", one, "fp32") for one in PRECISIONS)]
     backends = [open_backend(options, checkpoint.config) for options in kinds]
     assert len({backend.compute_class for backend in backends}) == 4
     torch_pages, *native_pages = [str(backend.page_format(checkpoint.config)) for backend in backends]

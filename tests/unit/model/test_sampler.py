@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from pdbus.errors import Corrupt
 from pdbus.messages.common import Sampling
-from pdbus.model.sampler import Logits, Sampler, candidates, token_logprob
+from pdbus.model.candidates import Logits, candidates
+from pdbus.model.sampler import Sampler, token_logprob
 
 GREEDY = Sampling(temperature=0.0)
 hundredths = st.lists(st.integers(-3000, 3000), min_size=1, max_size=40)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdbus.messages.common import Sampling
-from pdbus.model.sampler import Logits, Sampler, candidates, uniform
+from pdbus.model.candidates import Logits, candidates
+from pdbus.model.sampler import Sampler, uniform
 
 u64 = st.integers(0, 2**64 - 1)
 

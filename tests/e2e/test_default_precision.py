@@ -1,0 +1,135 @@
+"""G9 in the precision that a stack has unless told otherwise: whole answers with their log-probabilities, to the bit.
+
+The reference is the model alone in this process. The stack's answers are handed over from prefill to decode; alone and
+among fifteen others, with small and large chunks, with the prefix cached and not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import aiohttp
+import pytest
+import tokenizers
+
+from pdbus.bus.bus import connect
+from pdbus.bus.presence import Fleet
+from pdbus.context import Deadline
+from pdbus.model.backends import BackendOptions, open_backend
+from pdbus.model.checkpoint import open_checkpoint
+from pdbus.model.default import default_checkpoint
+from pdbus.model.native_backend import NativeBackend
+from pdbus.model.native_llama import NativeLlama
+from pdbus.model.sampler import token_logprob
+from tests.support.equal_text import PROMPTS
+from tests.support.llama import Runner
+from tests.support.stack import Stack, running_stack
+
+TOKENS = 24
+TOP = 3
+
+
+@dataclass(frozen=True)
+class Answer:
+    ids: tuple[int, ...]
+    logprobs: tuple[tuple[float, ...], ...]
+    """At each token: its own log-probability, then those of the best ones. Normalised over the whole vocabulary, so
+    that any other bit in the logits shows."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    compute_class: str
+    prompts: list[list[int]]
+    answers: list[Answer]
+
+
+@pytest.fixture(scope="module")
+def reference() -> Iterator[Reference]:
+    checkpoint = open_checkpoint(default_checkpoint())
+    tokenizer = tokenizers.Tokenizer.from_str(checkpoint.meta["tokenizer.json"].decode())
+    prompts = [tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in PROMPTS]
+    backend = open_backend(BackendOptions(), checkpoint.config)
+    if not isinstance(backend, NativeBackend):
+        pytest.skip("torch serves here, in fp32: test_equal_text.py")
+    model = backend.build(checkpoint.config, {}, dict(checkpoint.tensors()), None)
+    assert isinstance(model, NativeLlama)
+    yield Reference(backend.compute_class, prompts, [_alone(model, prompt) for prompt in prompts])
+    backend.close()
+
+
+def _alone(model: NativeLlama, prompt: list[int]) -> Answer:
+    runner = Runner(model, kv_dtype="int8")
+    ids: list[int] = []
+    logprobs = []
+    row = runner.logits(prompt)[-1].numpy()
+    for _ in range(TOKENS):
+        ids.append(int(row.argmax()))
+        found = token_logprob(row, ids[-1], TOP)
+        logprobs.append((found.logprob, *(value for _, value in found.top)))
+        row = runner.logits(ids[-1:], past=len(prompt) + len(ids) - 1)[-1].numpy()
+    return Answer(tuple(ids), tuple(logprobs))
+
+
+@pytest.fixture(scope="module")
+def default(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running_stack(tmp_path_factory.mktemp("default")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def small_chunks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running_stack(tmp_path_factory.mktemp("chunks"), env={"PDBUS_CHUNK_TOKENS": "16"}) as running:
+        yield running
+
+
+async def _ask(http: aiohttp.ClientSession, stack: Stack, prompt: list[int]) -> tuple[Answer, int]:
+    """The answer, and how many of the prompt's tokens were cached."""
+    body = {"model": stack.model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "logprobs": TOP}
+    body |= {"return_token_ids": True, "ignore_eos": True}
+    headers = {"Cache-Control": "no-cache, no-store"}  # the result cache is not what is tested here
+    async with http.post(f"{stack.url}/v1/completions", json=body, headers=headers) as response:
+        answer = await response.json()
+        assert response.status == 200, answer
+    [choice] = answer["choices"]
+    told = choice["logprobs"]
+    best = [sorted(top.values(), reverse=True)[:TOP] for top in told["top_logprobs"]]
+    logprobs = tuple((own, *top) for own, top in zip(told["token_logprobs"], best, strict=True))
+    return Answer(tuple(choice["token_ids"]), logprobs), answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+async def _one_by_one(stack: Stack, prompts: Sequence[list[int]]) -> tuple[list[Answer], list[int]]:
+    async with aiohttp.ClientSession() as http:
+        found = [await _ask(http, stack, prompt) for prompt in prompts]
+    return [answer for answer, _ in found], [cached for _, cached in found]
+
+
+async def _together(stack: Stack, prompts: Sequence[list[int]]) -> list[Answer]:
+    async with aiohttp.ClientSession() as http:
+        return [answer for answer, _ in await asyncio.gather(*(_ask(http, stack, prompt) for prompt in prompts))]
+
+
+async def test_the_workers_compute_in_int8_and_say_so(default: Stack, reference: Reference) -> None:
+    assert "/w-int8" in reference.compute_class
+    assert reference.compute_class.endswith("/kv-int8")
+    async with connect(default.nats_url, name="test") as bus, Fleet(bus) as fleet:
+        await fleet.wait_for(lambda seen: bool(seen.live("prefill") and seen.live("decode")), Deadline.after(10))
+        cards = [*fleet.live("prefill"), *fleet.live("decode")]
+    assert {card.compute_class for card in cards} == {reference.compute_class}
+
+
+@pytest.mark.timeout(400)
+async def test_not_a_bit_depends_on_batch_chunks_caches_or_the_hand_over(
+    default: Stack, small_chunks: Stack, reference: Reference
+) -> None:
+    prompts, expected = reference.prompts, reference.answers
+    cold, cached = await _one_by_one(default, prompts)
+    assert max(cached) < 16  # nothing shared but by chance
+    assert cold == expected
+    warm, cached = await _one_by_one(default, prompts[:4])
+    assert min(cached) >= 32
+    assert warm == expected[:4]
+    assert await _together(default, prompts) == expected
+    assert await _together(small_chunks, prompts) == expected
+    assert (await _one_by_one(small_chunks, prompts[:4]))[0] == expected[:4]
