@@ -5,7 +5,8 @@
 #include <new>
 #include <vector>
 
-#include "attention.h"
+#include "attention_float.h"
+#include "attention_int8.h"
 #include "threads.h"
 
 namespace pd {

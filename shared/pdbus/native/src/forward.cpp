@@ -125,7 +125,7 @@ class Step {
     template <class Kv>
     void store_kv_as(int index, const PdLayer& layer) {
         const int d = model_.head_dim, turned = model_.heads + model_.kv_heads;
-        const float scale = 1.0f / std::sqrt(float(d));
+        const float scale = LOG2_E / std::sqrt(float(d));  // attention takes powers of two
         each_row([&](int r) {
             float* head = heads_ + size_t(r) * qkv_width();
             const float* angles = angles_ + size_t(r) * d;

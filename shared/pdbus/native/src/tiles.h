@@ -9,9 +9,8 @@
 // An output channel is a lane: its sum runs over the inputs in their order, whatever the number of rows.
 #pragma once
 
-#include <cstring>
-
 #include "activations.h"
+#include "dots.h"
 
 namespace pd {
 
@@ -20,73 +19,6 @@ constexpr int G4_BLOCK = 320, G8_BLOCK = 544;
 constexpr int ROWS = 8;
 #else
 constexpr int ROWS = 4;
-#endif
-
-// Unrolled, GCC gathers all products before it adds any, and spills them.
-#define PD_KEEP_LOOP _Pragma("GCC unroll 1")
-
-inline int32_t four_bytes(const void* p) {
-    int32_t x;
-    std::memcpy(&x, p, 4);
-    return x;
-}
-
-#ifdef __AVX512F__
-
-inline B64 load64(const void* p) { return {_mm512_loadu_si512(p)}; }
-// sum += the four products of each lane, unsigned w times signed a (the same four in every lane)
-inline void dot_unsigned_weights(I16x& sum, const void* a, B64 w) {
-    sum.v = _mm512_dpbusd_epi32(sum.v, w.v, _mm512_set1_epi32(four_bytes(a)));
-}
-
-// Exact sums of int8 times int8 by an instruction that wants one side unsigned: w + 128, less 128 times the sum of a.
-struct SignedWeights {
-    B64 raised;
-    explicit SignedWeights(const void* w) : raised{_mm512_xor_si512(load64(w).v, _mm512_set1_epi8(-128))} {}
-};
-struct SignedDot {
-    I16x whole = ints(0);
-    SignedDot() = default;
-    explicit SignedDot(int32_t sum_of_a) : whole(ints(-128 * sum_of_a)) {}
-    void add(const void* a, const SignedWeights& w) { dot_unsigned_weights(whole, a, w.raised); }
-};
-
-inline B64 low_half(B64 w) { return {_mm512_and_si512(w.v, _mm512_set1_epi8(15))}; }
-inline B64 high_half(B64 w) { return {_mm512_and_si512(_mm512_srli_epi16(w.v, 4), _mm512_set1_epi8(15))}; }
-
-#else
-
-inline B64 load64(const void* p) {
-    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)((const char*)p + 32))};
-}
-
-// The same sums by |w| times a with w's sign: pairs of at most 2 * 127 * 127 don't saturate 16 bits.
-struct SignedWeights {
-    B64 signs, sizes;
-    explicit SignedWeights(const void* w) : signs(load64(w)), sizes{_mm256_abs_epi8(signs.a), _mm256_abs_epi8(signs.b)} {}
-};
-struct SignedDot {
-    I16x whole = ints(0);
-    SignedDot() = default;
-    explicit SignedDot(int32_t) {}
-    void add(const void* a, const SignedWeights& w) {
-        __m256i four = _mm256_set1_epi32(four_bytes(a)), ones = _mm256_set1_epi16(1);
-        __m256i p = _mm256_maddubs_epi16(w.sizes.a, _mm256_sign_epi8(four, w.signs.a));
-        __m256i q = _mm256_maddubs_epi16(w.sizes.b, _mm256_sign_epi8(four, w.signs.b));
-        whole.a = _mm256_add_epi32(whole.a, _mm256_madd_epi16(p, ones));
-        whole.b = _mm256_add_epi32(whole.b, _mm256_madd_epi16(q, ones));
-    }
-};
-
-inline B64 low_half(B64 w) {
-    __m256i mask = _mm256_set1_epi8(15);
-    return {_mm256_and_si256(w.a, mask), _mm256_and_si256(w.b, mask)};
-}
-inline B64 high_half(B64 w) {
-    __m256i mask = _mm256_set1_epi8(15);
-    return {_mm256_and_si256(_mm256_srli_epi16(w.a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(w.b, 4), mask)};
-}
-
 #endif
 
 // All tiles: y[r * 16 …] for rows row to row + R of `a` and output channels 16 * panel …, without bias.
