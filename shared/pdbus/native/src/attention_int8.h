@@ -16,6 +16,7 @@ constexpr int SCORED_AT_ONCE = 12, VALUED_AT_ONCE = 6, VALUES_WIDE = 4;  // rows
 constexpr int SCORED_AT_ONCE = 4, VALUED_AT_ONCE = 2, VALUES_WIDE = 1;
 #endif
 constexpr int FEW_SCORED = 4;  // so few rows leave the adders idle against one page: two at once
+constexpr int Q_STRIDE = MOST_HEAD_DIM + 64;  // so that rows do not fall on the same lines of the cache
 constexpr float MOST_WEIGHT = 255.0f;
 
 template <>
@@ -23,7 +24,11 @@ class TileAttention<Int8> {
   public:
     TileAttention(const QueryTile& tile, const PdPool& pool, int layer, int kv_head, int head_dim)
         : tile_(tile), pool_(pool), layer_(layer), kv_head_(kv_head), head_dim_(head_dim), rows_(tile.rows()) {
-        for (int r = 0; r < rows_; r++) quantise_row(tile.row(r, head_dim), head_dim, q_ + r * head_dim, q_scale_ + r, q_sum_ + r);
+        for (int r = 0; r < rows_; r++) {
+            int32_t sum;
+            quantise_row(tile.row(r, head_dim), head_dim, [&](int i, I16x some) { store_bytes(q_ + r * Q_STRIDE + i, some); }, q_scale_ + r, &sum);
+            q_lift_[r] = lift(sum);
+        }
     }
 
     void block(int block, Partial out) {
@@ -65,18 +70,18 @@ class TileAttention<Int8> {
     template <int R, int P>
     void score_rows(const KeyRange& keys, const int8_t* const* k, int at, int row) {
         SignedDot dot[P][R];
-        for (int p = 0; p < P; p++)
-            for (int r = 0; r < R; r++) dot[p][r] = SignedDot(q_sum_[row + r]);
-        const int8_t* q = q_ + row * head_dim_;
+        PD_UNROLL for (int p = 0; p < P; p++)
+            PD_UNROLL for (int r = 0; r < R; r++) dot[p][r] = SignedDot(q_lift_[row + r]);
+        const int8_t* q = q_ + row * Q_STRIDE;
         PD_KEEP_LOOP
         for (int d = 0; d < head_dim_; d += 4)
-            for (int p = 0; p < P; p++) {
+            PD_UNROLL for (int p = 0; p < P; p++) {
                 SignedWeights keys_of(k[p] + d * PAGE);
-                for (int r = 0; r < R; r++) dot[p][r].add(q + r * head_dim_ + d, keys_of);
+                PD_UNROLL for (int r = 0; r < R; r++) dot[p][r].add(q + r * Q_STRIDE + d, keys_of);
             }
-        for (int p = 0; p < P; p++, at += PAGE) {
+        PD_UNROLL for (int p = 0; p < P; p++, at += PAGE) {
             F16x scale = load(page_at(at).k_scale);
-            for (int r = 0; r < R; r++) {
+            PD_UNROLL for (int r = 0; r < R; r++) {
                 F16x score = mul(to_float(dot[p][r].whole), scale);
                 if (!keys.all_see(at)) score = within(score, fill(NEVER), at, tile_.first(row + r), tile_.last(row + r));
                 store(score_ + (row + r) * KEY_BLOCK + at - keys.begin, score);
@@ -117,26 +122,26 @@ class TileAttention<Int8> {
         WeightedSum sum[R][C];
         const Weight* weights = weight_ + row * KEY_BLOCK;
         for (int page = 0; page < pages; page++)
-            for (int four = 0; four < 4; four++, weights += 4) {
+            PD_KEEP_LOOP for (int four = 0; four < 4; four++, weights += 4) {
                 const int8_t* at = v[page] + (four * head_dim_ + d) * 4;
                 FourValues some[C];
-                for (int c = 0; c < C; c++) some[c] = FourValues(at + c * 64);
-                for (int r = 0; r < R; r++) {
+                PD_UNROLL for (int c = 0; c < C; c++) some[c] = FourValues(at + c * 64);
+                PD_UNROLL for (int r = 0; r < R; r++) {
                     const FourWeights four_weights(weights + r * KEY_BLOCK);
-                    for (int c = 0; c < C; c++) sum[r][c].add(four_weights, some[c]);
+                    PD_UNROLL for (int c = 0; c < C; c++) sum[r][c].add(four_weights, some[c]);
                 }
             }
-        for (int r = 0; r < R; r++)
-            for (int c = 0; c < C; c++)
+        PD_UNROLL for (int r = 0; r < R; r++)
+            PD_UNROLL for (int c = 0; c < C; c++)
                 store(out + size_t(row + r) * head_dim_ + d + c * LANES, mul(to_float(sum[r][c].whole()), fill(v_scale_[row + r])));
     }
 
     const QueryTile& tile_;
     const PdPool& pool_;
     const int layer_, kv_head_, head_dim_, rows_;
-    alignas(64) int8_t q_[TILE_ROWS * MOST_HEAD_DIM];
+    alignas(64) int8_t q_[TILE_ROWS * Q_STRIDE];
     float q_scale_[TILE_ROWS], v_scale_[TILE_ROWS];  // of a row's query; of its weighted values
-    int32_t q_sum_[TILE_ROWS];
+    int32_t q_lift_[TILE_ROWS];
     alignas(64) float score_[TILE_ROWS * KEY_BLOCK];
     alignas(64) Weight weight_[TILE_ROWS * KEY_BLOCK];
 };

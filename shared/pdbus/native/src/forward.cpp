@@ -82,20 +82,9 @@ class Step {
         });
     }
 
-    Activations activations(const PdLinear& linear, const float* x) {
-        const size_t values = size_t(rows_) * linear.inputs;
-        Activations a{linear.kind, linear.inputs, x, nullptr, nullptr, nullptr};
-        if (linear.kind != PD_F32) {
-            a.bytes = engine_.bytes.at_least(values);
-            a.scales = engine_.scales.at_least(std::max(values / GROUP, size_t(rows_)));
-            a.sums = engine_.sums.at_least(values / GROUP);  // at least one for each row, too
-        }
-        return a;
-    }
-
     // From x [rows, width] as it is.
     void linear(const PdLinear& linear, const float* x, int width, Then then, float* y, int y_width) {
-        Activations a = activations(linear, x);
+        Activations a = engine_.activations(linear, x, rows_);
         if (a.kind != PD_F32) each_row([&](int r) { take_row(a, r, x + size_t(r) * width); });
         run_linear(threads_, linear, a, rows_, then, y, y_width);
     }
@@ -103,7 +92,7 @@ class Step {
     // From the residual stream, normed.
     void normed_linear(const float* gain, const PdLinear& linear, Then then, float* y, int y_width) {
         float* normed = engine_.normed.at_least(size_t(rows_) * model_.hidden);
-        Activations a = activations(linear, normed);
+        Activations a = engine_.activations(linear, normed, rows_);
         each_row([&](int r) {
             float* row = normed + size_t(r) * model_.hidden;
             rms_norm(x_ + size_t(r) * model_.hidden, gain, model_.hidden, model_.epsilon, row);
@@ -220,9 +209,7 @@ PD_EXPORT int pd_forward(void* engine, const PdModel* model, const PdPool* pool,
 PD_EXPORT int pd_linear(void* engine, const PdLinear* linear, const float* x, int rows, float* y) {
     try {
         Engine& e = *static_cast<Engine*>(engine);
-        const size_t values = size_t(rows) * linear->inputs;
-        Activations a{linear->kind, linear->inputs, x, e.bytes.at_least(values),
-                      e.scales.at_least(std::max(values / GROUP, size_t(rows))), e.sums.at_least(values / GROUP)};
+        Activations a = e.activations(*linear, x, rows);
         for (int r = 0; r < rows; r++) take_row(a, r, x + size_t(r) * linear->inputs);
         run_linear(e.threads, *linear, a, rows, Then::SET, y, linear->outputs);
         return 0;
