@@ -6,16 +6,16 @@ For each layer a page is one contiguous run of bytes, little-endian, in the layo
           values   [2, page_tokens, kv_heads, head_dim] of the KV dtype: K of all its tokens, then V
           scales   [2, page_tokens, kv_heads] in fp32; int8 only: one for each token and head of K, then of V
 
-    kv2   for the native kernels, always of 16 tokens (native/src/pages.h); KV head after KV head:
-          K        [head_dim, 16] of the KV dtype
-          V        [16, head_dim] of the KV dtype
+    kv3   for the native kernels, always of 16 tokens (native/src/pages.h); KV head after KV head:
+          K        [head_dim, 16] of the KV dtype; int8: [head_dim / 4, 16, 4], four dimensions of a token together
+          V        [16, head_dim] of the KV dtype; int8: [4, head_dim, 4], four tokens of a dimension together
           scales   [2, 16] in fp32; int8 only: one for each token of K, then of V
 
 A page of all layers is those runs, layer after layer. Pool, wire, cache tiers and swap file carry the bytes verbatim,
 and know nothing of them but their number. K is kept after RoPE, so a page is valid at its own positions only (which its
 prefix key pins).
 
-In kv1 numbers become values thus (x: the head_dim numbers of one token and head, in fp32); kv2 rounds alike, but takes
+In kv1 numbers become values thus (x: the head_dim numbers of one token and head, in fp32); kv3 rounds alike, but takes
 the reciprocal of the int8 scale, has no smallest one, and leaves fp16 unlimited:
 
     fp32   x
@@ -37,7 +37,7 @@ from pdbus.errors import InvalidRequest
 PAGE_TOKENS = 16
 
 KvDtype: TypeAlias = Literal["fp32", "fp16", "int8"]
-Layout: TypeAlias = Literal["kv1", "kv2"]
+Layout: TypeAlias = Literal["kv1", "kv3"]
 
 _DTYPE_BYTES: dict[KvDtype, int] = {"fp32": 4, "fp16": 2, "int8": 1}
 _SCALE_BYTES = 4
@@ -57,7 +57,7 @@ class PageFormat:
     def __post_init__(self) -> None:
         if min(self.layers, self.kv_heads, self.head_dim, self.page_tokens) < 1:
             raise ValueError(f"every size of a page format must be at least 1: {self}")
-        if self.layout == "kv2" and self.page_tokens != PAGE_TOKENS:
+        if self.layout == "kv3" and self.page_tokens != PAGE_TOKENS:
             raise ValueError(f"pages of this layout have {PAGE_TOKENS} tokens: {self}")
         if self.scale_bytes and self.value_bytes % _SCALE_BYTES:
             raise ValueError(f"the scales of {self} would not be aligned: it has an odd number of values")
@@ -70,7 +70,7 @@ class PageFormat:
     def parse(cls, text: str) -> PageFormat:
         """The reverse of `str`. Raises InvalidRequest for anything else."""
         size = r"([1-9]\d{0,3})"
-        found = re.fullmatch(rf"(kv[12])-l{size}-t{size}-h{size}-d{size}-(\w+)", text)
+        found = re.fullmatch(rf"(kv[13])-l{size}-t{size}-h{size}-d{size}-(\w+)", text)
         if not found or found[6] not in _DTYPE_BYTES:
             raise InvalidRequest(f"{text[:80]!r} is no page format that this version knows")
         layers, page_tokens, kv_heads, head_dim = map(int, found.groups()[1:5])

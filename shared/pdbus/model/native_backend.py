@@ -38,7 +38,7 @@ class NativeBackend(Backend):
             raise InvalidRequest(f"the native engine of this worker can't compute it: {error}") from error
 
     def page_format(self, config: ModelConfig) -> PageFormat:
-        return PageFormat(config.layers, config.kv_heads, config.head_dim, PAGE_TOKENS, self._kv_dtype, "kv2")
+        return PageFormat(config.layers, config.kv_heads, config.head_dim, PAGE_TOKENS, self._kv_dtype, "kv3")
 
     def pool(self, page_format: PageFormat, pages: int) -> NativePool:
         return NativePool(page_format, pages)

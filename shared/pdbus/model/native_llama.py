@@ -59,7 +59,7 @@ class NativeLlama:
     def page_format(self, kv_dtype: KvDtype = "fp32") -> PageFormat:
         """The format of the pages that `forward` needs."""
         config = self.config
-        return PageFormat(config.layers, config.kv_heads, config.head_dim, PAGE_TOKENS, kv_dtype, "kv2")
+        return PageFormat(config.layers, config.kv_heads, config.head_dim, PAGE_TOKENS, kv_dtype, "kv3")
 
     @property
     def nbytes(self) -> int:

@@ -1,4 +1,4 @@
-"""The pool of KV pages as the native engine reads it: layout kv2 of kv/format.py."""
+"""The pool of KV pages as the native engine reads it: layout kv3 of kv/format.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NativePool:
     """One array of bytes, [layers, pages, layer_bytes]; memory is taken as pages are written."""
 
     def __init__(self, page_format: PageFormat, pages: int) -> None:
-        if page_format.layout != "kv2":
+        if page_format.layout != "kv3":
             raise ValueError(f"the native engine can't compute from pages of {page_format}")
         self.format, self.pages = page_format, pages
         self.bytes: Array = np.empty((page_format.layers, pages, page_format.layer_bytes), np.uint8)
@@ -48,11 +48,14 @@ class NativePool:
         dtype = np.dtype(_NUMPY[form.dtype])
         heads = self.bytes[layer][list(page_ids)].reshape(len(page_ids), form.kv_heads, -1)
         values = tokens * width * dtype.itemsize
-        k = np.ascontiguousarray(heads[..., :values]).view(dtype).reshape(-1, form.kv_heads, width, tokens)
-        v = np.ascontiguousarray(heads[..., values : 2 * values]).view(dtype).reshape(-1, form.kv_heads, tokens, width)
-        k, v = k.astype(np.float32), v.astype(np.float32)
+        parts = [np.ascontiguousarray(heads[..., at : at + values]).view(dtype) for at in (0, values)]
+        four = 4 if form.dtype == "int8" else 1  # so many dimensions of K, tokens of V lie together
+        k = parts[0].reshape(-1, form.kv_heads, width // four, tokens, four).astype(np.float32)
+        v = parts[1].reshape(-1, form.kv_heads, tokens // four, width, four).astype(np.float32)
+        k, v = k.transpose(0, 3, 1, 2, 4), v.transpose(0, 2, 4, 1, 3)  # tokens first
+        shape = (-1, tokens, form.kv_heads, width)
+        k, v = k.reshape(shape), v.reshape(shape)
         if form.dtype == "int8":
             scales = np.ascontiguousarray(heads[..., 2 * values :]).view("<f4").reshape(-1, form.kv_heads, 2, tokens)
-            k, v = k * scales[:, :, 0, None, :], v * scales[:, :, 1, :, None]
-        flat = (-1, form.kv_heads, width)
-        return k.transpose(0, 3, 1, 2).reshape(flat)[:length], v.transpose(0, 2, 1, 3).reshape(flat)[:length]
+            k, v = (x * scales[:, :, i].transpose(0, 2, 1)[..., None] for i, x in enumerate((k, v)))
+        return k.reshape(-1, *shape[2:])[:length], v.reshape(-1, *shape[2:])[:length]

@@ -34,12 +34,12 @@ def test_golden_sizes_of_the_smaller_dtypes() -> None:
 
 
 def test_the_layout_of_the_native_kernels_has_a_name_of_its_own() -> None:
-    page_format = PageFormat(layers=30, kv_heads=3, head_dim=64, dtype="int8", layout="kv2")
-    assert str(page_format) == "kv2-l30-t16-h3-d64-int8"
+    page_format = PageFormat(layers=30, kv_heads=3, head_dim=64, dtype="int8", layout="kv3")
+    assert str(page_format) == "kv3-l30-t16-h3-d64-int8"
     assert PageFormat.parse(str(page_format)) == page_format
     assert page_format.layer_bytes == 3 * 2 * (16 * 64 + 16 * 4)
     with pytest.raises(ValueError, match="16 tokens"):
-        PageFormat(layers=30, kv_heads=3, head_dim=64, page_tokens=8, layout="kv2")
+        PageFormat(layers=30, kv_heads=3, head_dim=64, page_tokens=8, layout="kv3")
 
 
 def test_scales_that_would_not_be_aligned_are_refused() -> None:
@@ -55,7 +55,7 @@ def test_scales_that_would_not_be_aligned_are_refused() -> None:
         "",
         "kv1",
         "kv3-l30-t16-h3-d64-fp32",
-        "kv2-l30-t8-h3-d64-fp32",
+        "kv3-l30-t8-h3-d64-fp32",
         "kv1-l0-t16-h3-d64-fp32",
         "kv1-l30-t16-h3-d64-int3",
         "x" * 10_000,

@@ -102,7 +102,7 @@ def test_engines_and_precisions_never_share_numbers_or_pages(checkpoint: Checkpo
     backends = [open_backend(options, checkpoint.config) for options in kinds]
     assert len({backend.compute_class for backend in backends}) == 4
     torch_pages, *native_pages = [str(backend.page_format(checkpoint.config)) for backend in backends]
-    assert {*native_pages} == {torch_pages.replace("kv1", "kv2")}
+    assert {*native_pages} == {torch_pages.replace("kv1", "kv3")}
     for backend in backends:
         backend.close()
 

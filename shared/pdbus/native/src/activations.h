@@ -4,21 +4,35 @@
 #include <cstddef>
 
 #include "abi.h"
-#include "simd.h"
+#include "dots.h"
 
 namespace pd {
 
 constexpr int GROUP = 32;  // inputs that share a scale in PD_G4 and PD_G8
+
+#ifdef __AVX512F__
+constexpr int ROWS = 12;  // that pass over a weight together, as registers allow
+#else
+constexpr int ROWS = 4;
+#endif
+
+// GROUP inputs of ROWS rows, so that a tile finds all that it needs at fixed distances.
+struct alignas(32) RowsGroup {
+    int8_t bytes[ROWS][GROUP];  // -127 to 127
+    float scale[ROWS];          // PD_G4, PD_G8
+    float shift[ROWS];          // PD_G4: scale times the sum of the bytes
+    int32_t lift[ROWS];         // PD_G8: see SignedDot
+};
 
 // [rows, inputs] of one kind; which fields are meant follows from it.
 struct Activations {
     int32_t kind;
     int inputs;
     const float* floats;  // PD_F32: [rows, inputs]
-    int8_t* bytes;        // -127 to 127, [rows, inputs]
-    float* scales;        // PD_I8: [rows]; PD_G4, PD_G8: [rows, inputs / GROUP]
-    int32_t* sums;        // of the bytes under each scale
-    int groups() const { return inputs / GROUP; }
+    RowsGroup* groups;    // the others: [rows / ROWS, inputs / GROUP]
+    float* scales;        // PD_I8: [rows]
+    int32_t* lifts;       // PD_I8: [rows]
+    RowsGroup* block(int row) const { return groups + size_t(row / ROWS) * (inputs / GROUP); }
 };
 
 inline int32_t sum_ints(I16x v) {  // exact in any order
@@ -31,8 +45,9 @@ inline int32_t sum_ints(I16x v) {  // exact in any order
 #endif
 }
 
-// Eight bits and one scale for the row.
-inline void quantise_row(const float* x, int inputs, int8_t* bytes, float* scale, int32_t* total) {
+// Eight bits and one scale for the row. put(i, sixteen) takes the values from i on.
+template <class Put>
+inline void quantise_row(const float* x, int inputs, Put&& put, float* scale, int32_t* total) {
     F16x most = zero();
     for (int i = 0; i < inputs; i += LANES) most = max(most, abs(load(x + i)));
     float peak = greatest(most);
@@ -40,33 +55,37 @@ inline void quantise_row(const float* x, int inputs, int8_t* bytes, float* scale
     I16x whole = ints(0);
     for (int i = 0; i < inputs; i += LANES) {
         I16x rounded = to_int(mul(load(x + i), factor));
-        store_bytes(bytes + i, rounded);
+        put(i, rounded);
         whole = add(whole, rounded);
     }
     *scale = peak / 127.0f;
     *total = sum_ints(whole);
 }
 
-// Eight bits and a scale for every 32 values, as weights in groups need it.
-inline void quantise_row_groups(const float* x, int inputs, int8_t* bytes, float* scales, int32_t* sums) {
-    for (int group = 0; group < inputs / GROUP; group++) {
-        F16x left = load(x + group * GROUP), right = load(x + group * GROUP + LANES);
+// Eight bits and a scale for every 32 values, as weights in groups need it: row r of a block.
+inline void quantise_row_groups(const float* x, int inputs, RowsGroup* to, int r) {
+    for (const float* end = x + inputs; x < end; x += GROUP, to++) {
+        F16x left = load(x), right = load(x + LANES);
         float peak = greatest(max(abs(left), abs(right)));
         F16x factor = fill(peak > 0.0f ? 127.0f / peak : 0.0f);
         I16x a = to_int(mul(left, factor)), b = to_int(mul(right, factor));
-        store_bytes(bytes + group * GROUP, a);
-        store_bytes(bytes + group * GROUP + LANES, b);
-        scales[group] = peak / 127.0f;
-        sums[group] = sum_ints(add(a, b));
+        store_bytes(to->bytes[r], a);
+        store_bytes(to->bytes[r] + LANES, b);
+        const int32_t sum = sum_ints(add(a, b));
+        to->scale[r] = peak / 127.0f;
+        to->shift[r] = to->scale[r] * float(sum);
+        to->lift[r] = lift(sum);
     }
 }
 
 // Fills row `row` from x [inputs]. For PD_F32, x must be that row of `floats` already.
 inline void take_row(Activations& a, int row, const float* x) {
-    int8_t* bytes = a.bytes + size_t(row) * a.inputs;
-    if (a.kind == PD_I8) quantise_row(x, a.inputs, bytes, a.scales + row, a.sums + row);
-    else if (a.kind != PD_F32)
-        quantise_row_groups(x, a.inputs, bytes, a.scales + size_t(row) * a.groups(), a.sums + size_t(row) * a.groups());
+    if (a.kind == PD_F32) return;
+    RowsGroup* block = a.block(row);
+    if (a.kind != PD_I8) return quantise_row_groups(x, a.inputs, block, row % ROWS);
+    int32_t sum;
+    quantise_row(x, a.inputs, [&](int i, I16x sixteen) { store_bytes(block[i / GROUP].bytes[row % ROWS] + i % GROUP, sixteen); }, a.scales + row, &sum);
+    a.lifts[row] = lift(sum);
 }
 
 }  // namespace pd

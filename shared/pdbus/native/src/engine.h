@@ -5,7 +5,8 @@
 #include <new>
 #include <vector>
 
-#include "attention.h"
+#include "attention_float.h"
+#include "attention_int8.h"
 #include "threads.h"
 
 namespace pd {
@@ -32,10 +33,21 @@ class Buffer {
 
 struct Engine {
     Engine(int count, int spins, Cores cores) : threads(count, spins, cores) {}
+
+    // Room for rows of what `linear` reads; x [rows, inputs] is kept where it reads floats.
+    Activations activations(const PdLinear& linear, const float* x, int rows) {
+        Activations a{linear.kind, linear.inputs, x, nullptr, nullptr, nullptr};
+        if (a.kind == PD_F32) return a;
+        a.groups = groups.at_least(size_t(rows + ROWS - 1) / ROWS * (linear.inputs / GROUP));
+        a.scales = scales.at_least(rows);
+        a.lifts = lifts.at_least(rows);
+        return a;
+    }
+
     Threads threads;
     Buffer<float> stream, heads, seen, inner, angles, wanted, scales, partial, normed;
-    Buffer<int8_t> bytes;
-    Buffer<int32_t> sums;
+    Buffer<RowsGroup> groups;
+    Buffer<int32_t> lifts;
     std::vector<QueryTile> tiles;
     std::vector<int> tile_at;  // a tile's first row
     std::vector<int32_t> positions;

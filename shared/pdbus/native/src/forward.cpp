@@ -84,20 +84,9 @@ class Step {
         });
     }
 
-    Activations activations(const PdLinear& linear, const float* x) {
-        const size_t values = size_t(rows_) * linear.inputs;
-        Activations a{linear.kind, linear.inputs, x, nullptr, nullptr, nullptr};
-        if (linear.kind != PD_F32) {
-            a.bytes = engine_.bytes.at_least(values);
-            a.scales = engine_.scales.at_least(std::max(values / GROUP, size_t(rows_)));
-            a.sums = engine_.sums.at_least(values / GROUP);  // at least one for each row, too
-        }
-        return a;
-    }
-
     // From x [rows, width] as it is.
     void linear(const PdLinear& linear, const float* x, int width, Then then, float* y, int y_width) {
-        Activations a = activations(linear, x);
+        Activations a = engine_.activations(linear, x, rows_);
         if (a.kind != PD_F32) each_row([&](int r) { take_row(a, r, x + size_t(r) * width); });
         run_linear(threads_, linear, a, rows_, then, y, y_width);
     }
@@ -105,7 +94,7 @@ class Step {
     // From the residual stream, normed.
     void normed_linear(const float* gain, const PdLinear& linear, Then then, float* y, int y_width) {
         float* normed = engine_.normed.at_least(size_t(rows_) * model_.hidden);
-        Activations a = activations(linear, normed);
+        Activations a = engine_.activations(linear, normed, rows_);
         each_row([&](int r) {
             float* row = normed + size_t(r) * model_.hidden;
             rms_norm(x_ + size_t(r) * model_.hidden, gain, model_.hidden, model_.epsilon, row);
@@ -127,7 +116,7 @@ class Step {
     template <class Kv>
     void store_kv_as(int index, const PdLayer& layer) {
         const int d = model_.head_dim, turned = model_.heads + model_.kv_heads;
-        const float scale = 1.0f / std::sqrt(float(d));
+        const float scale = LOG2_E / std::sqrt(float(d));  // attention takes powers of two
         each_row([&](int r) {
             float* head = heads_ + size_t(r) * qkv_width();
             const float* angles = angles_ + size_t(r) * d;
@@ -223,9 +212,7 @@ PD_EXPORT int pd_forward(void* engine, const PdModel* model, const PdPool* pool,
 PD_EXPORT int pd_linear(void* engine, const PdLinear* linear, const float* x, int rows, float* y) {
     try {
         Engine& e = *static_cast<Engine*>(engine);
-        const size_t values = size_t(rows) * linear->inputs;
-        Activations a{linear->kind, linear->inputs, x, e.bytes.at_least(values),
-                      e.scales.at_least(std::max(values / GROUP, size_t(rows))), e.sums.at_least(values / GROUP)};
+        Activations a = e.activations(*linear, x, rows);
         Threads::Busy busy(e.threads);
         for (int r = 0; r < rows; r++) take_row(a, r, x + size_t(r) * linear->inputs);
         run_linear(e.threads, *linear, a, rows, Then::SET, y, linear->outputs);

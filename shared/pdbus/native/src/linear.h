@@ -44,7 +44,7 @@ inline void finish_tile(const PdLinear& linear, const Activations& a, int row, i
     }
 }
 
-constexpr int ROW_BLOCK = 128;  // rows that pass over a panel while it is in the first-level cache
+constexpr int ROW_BLOCK = 120;  // rows, a multiple of ROWS, that pass over a panel while it is in the first-level cache
 
 // y [rows, width]. Panels outside, rows inside: a panel is read from memory once per block of rows.
 inline void run_linear(Threads& threads, const PdLinear& linear, const Activations& a, int rows, Then then, float* y, int width) {

@@ -1,11 +1,13 @@
 // A page: K and V of 16 tokens in one layer, laid out so that attention reads both in the order in which they lie.
 //
-// Per KV head: K [head_dim][16 tokens], V [16 tokens][head_dim]; with int8 also the scales of K, then of V, fp32 [16]
-// each (one per token and head). K is kept after RoPE. Tokens of a page are lanes.
+// Per KV head, fp32 and fp16: K [head_dim][16 tokens], V [16 tokens][head_dim]. With int8 runs of four that are summed up
+// by one instruction lie together: K [head_dim / 4][16 tokens][4], V [4][head_dim][4 tokens]; then the scales of K and
+// of V, fp32 [16] each (one per token and head). K is kept after RoPE.
 #pragma once
 
 #include <cmath>
 #include <cstddef>
+#include <cstring>
 
 #include "abi.h"
 #include "simd.h"
@@ -14,7 +16,7 @@ namespace pd {
 
 constexpr int PAGE = LANES;
 
-// Element types of K and V: how sixteen of them become floats, and whether scales follow.
+// Element types of K and V: whether scales follow and, where there are none, how sixteen of them become floats.
 struct Float32 {
     static constexpr bool NARROW = false;
     using Element = float;
@@ -28,10 +30,8 @@ struct Float16 {
     static F16x load16(const uint16_t* p) { return load_half(p); }
 };
 struct Int8 {
-    static constexpr bool NARROW = true;
     using Element = int8_t;
     static constexpr bool SCALED = true;
-    static F16x load16(const int8_t* p) { return load_byte(p); }
 };
 
 // One KV head of one page.
@@ -81,14 +81,16 @@ inline float int8_scale(const float* x, int head_dim) {
 
 template <>
 inline void PageHead<Int8>::write(int slot, const float* key, const float* value, int head_dim) const {
-    int8_t bytes[LANES];
+    alignas(16) int8_t bytes[LANES];
     float k_step = int8_scale(key, head_dim), v_step = int8_scale(value, head_dim);
     F16x k_factor = fill(k_step > 0.0f ? 1.0f / k_step : 0.0f), v_factor = fill(v_step > 0.0f ? 1.0f / v_step : 0.0f);
     F16x most = fill(127.0f), least = fill(-127.0f);
     for (int d = 0; d < head_dim; d += LANES) {
         store_bytes(bytes, to_int(min(max(mul(load(key + d), k_factor), least), most)));
-        for (int i = 0; i < LANES; i++) k[(d + i) * PAGE + slot] = bytes[i];
-        store_bytes(v + slot * head_dim + d, to_int(min(max(mul(load(value + d), v_factor), least), most)));
+        for (int i = 0; i < LANES; i += 4) std::memcpy(k + (d + i) * PAGE + slot * 4, bytes + i, 4);
+        store_bytes(bytes, to_int(min(max(mul(load(value + d), v_factor), least), most)));
+        int8_t* to = v + (slot / 4 * head_dim + d) * 4 + slot % 4;  // a byte each: another thread may write the neighbour
+        for (int i = 0; i < LANES; i++) to[i * 4] = bytes[i];
     }
     k_scale[slot] = k_step;
     v_scale[slot] = v_step;

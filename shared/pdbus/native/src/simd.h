@@ -33,9 +33,6 @@ inline F16x load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_
 inline void store_half(uint16_t* p, F16x a) {
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-inline F16x load_byte(const int8_t* p) {
-    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
-}
 inline F16x add(F16x a, F16x b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline F16x sub(F16x a, F16x b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline F16x mul(F16x a, F16x b) { return {_mm512_mul_ps(a.v, b.v)}; }
@@ -44,18 +41,15 @@ inline F16x max(F16x a, F16x b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F16x min(F16x a, F16x b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F16x fma(F16x a, F16x b, F16x c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline F16x abs(F16x a) { return {_mm512_abs_ps(a.v)}; }
-inline F16x round_even(F16x a) {
-    return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
-}
 inline F16x to_float(I16x a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline I16x to_int(F16x a) { return {_mm512_cvtps_epi32(a.v)}; }  // rounds half to even
 inline I16x ints(int x) { return {_mm512_set1_epi32(x)}; }
 inline I16x add(I16x a, I16x b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline I16x load_ints(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 inline void store_bytes(void* p, I16x a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }
-// 2^n for whole n in [-126, 127]
-inline F16x power_of_two(F16x n) {
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23))};
+// a times 2 to the whole number in the last bits of n
+inline F16x add_to_exponent(F16x a, F16x n) {
+    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_slli_epi32(_mm512_castps_si512(n.v), 23)))};
 }
 // a where lane index + first is in [from, to], else b
 inline F16x within(F16x a, F16x b, int first, int from, int to) {
@@ -100,10 +94,6 @@ inline void store_half(uint16_t* p, F16x x) {
     _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-inline F16x load_byte(const int8_t* p) {
-    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))),
-            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))))};
-}
 inline F16x add(F16x x, F16x y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
 inline F16x sub(F16x x, F16x y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 inline F16x mul(F16x x, F16x y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
@@ -114,10 +104,6 @@ inline F16x fma(F16x x, F16x y, F16x z) { return {_mm256_fmadd_ps(x.a, y.a, z.a)
 inline F16x abs(F16x x) {
     __m256 sign = _mm256_set1_ps(-0.0f);
     return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
-}
-inline F16x round_even(F16x x) {
-    return {_mm256_round_ps(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
-            _mm256_round_ps(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 inline F16x to_float(I16x x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline I16x to_int(F16x x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
@@ -132,11 +118,10 @@ inline void store_bytes(void* p, I16x x) {  // values must fit int8 or uint8 (se
     __m256i bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(low_bytes, low_bytes), 0x08);
     _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(bytes));
 }
-inline F16x power_of_two(F16x n) {
-    __m256i bias = _mm256_set1_epi32(127);
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.a), bias), 23)),
-            _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.b), bias), 23))};
+inline __m256 add_to_exponent8(__m256 a, __m256 n) {
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(n), 23)));
 }
+inline F16x add_to_exponent(F16x x, F16x n) { return {add_to_exponent8(x.a, n.a), add_to_exponent8(x.b, n.b)}; }
 inline __m256 within8(__m256 x, __m256 other, __m256i at, int from, int to) {
     __m256i out = _mm256_or_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(from), at), _mm256_cmpgt_epi32(at, _mm256_set1_epi32(to)));
     return _mm256_blendv_ps(x, other, _mm256_castsi256_ps(out));
@@ -171,28 +156,24 @@ inline float greatest(F16x x) {
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
-// e^x, relative error below 2e-7; 0 for x < -87.3 (also for -infinity), greatest at x = 88. Cephes' expf polynomial.
-inline F16x exp(F16x x) {
-    F16x clamped = min(max(x, fill(-87.33654f)), fill(88.0f));
-    F16x n = round_even(mul(clamped, fill(1.44269504088896341f)));
-    F16x r = fma(n, fill(-0.693359375f), clamped);
-    r = fma(n, fill(2.12194440e-4f), r);
-    F16x y = fill(1.9875691500e-4f);
-    y = fma(y, r, fill(1.3981999507e-3f));
-    y = fma(y, r, fill(8.3334519073e-3f));
-    y = fma(y, r, fill(4.1665795894e-2f));
-    y = fma(y, r, fill(1.6666665459e-1f));
-    y = fma(y, r, fill(5.0000001201e-1f));
-    y = add(fma(y, mul(r, r), r), fill(1.0f));
-    F16x value = mul(y, power_of_two(n));
-#ifdef __AVX512F__
-    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-87.33654f), _CMP_GE_OQ), value.v)};
-#else
-    __m256 least = _mm256_set1_ps(-87.33654f);
-    return {_mm256_and_ps(value.a, _mm256_cmp_ps(x.a, least, _CMP_GE_OQ)),
-            _mm256_and_ps(value.b, _mm256_cmp_ps(x.b, least, _CMP_GE_OQ))};
-#endif
+// 2^x for x in [-126, 127], relative error below 2e-7; smaller x count as -126. A polynomial for what is left of x after its
+// nearest whole number, which goes to the exponent as it stands in the last bits of `shifted`.
+inline F16x exp2(F16x x) {
+    const F16x shift = fill(12582912.0f);  // 1.5 * 2^23: a sum with it has no fraction
+    x = max(x, fill(-126.0f));
+    F16x shifted = add(x, shift), rest = sub(x, sub(shifted, shift));
+    F16x y = fill(0x1.5bb978p-10f);
+    y = fma(y, rest, fill(0x1.3cea46p-7f));
+    y = fma(y, rest, fill(0x1.c6b752p-5f));
+    y = fma(y, rest, fill(0x1.ebf9bcp-3f));
+    y = fma(y, rest, fill(0x1.62e42ap-1f));
+    return add_to_exponent(fma(y, rest, fill(1.0f)), shifted);
 }
+
+constexpr float LOG2_E = 1.44269504088896341f;
+
+// e^x up to x = 88; relative error below 2e-7 near 0, 1e-7 |x| far from it; 1.2e-38 for all x < -87.3.
+inline F16x exp(F16x x) { return exp2(min(mul(x, fill(LOG2_E)), fill(127.0f))); }
 
 // x * sigmoid(x)
 inline F16x silu(F16x x) { return div(x, add(fill(1.0f), exp(sub(zero(), x)))); }

@@ -67,10 +67,11 @@ class StepAttention {
                 const int t = tiles - 1 - piece / model_.kv_heads, h = piece % model_.kv_heads;
                 alignas(64) float peak[TILE_ROWS], total[TILE_ROWS], value[TILE_ROWS * MOST_HEAD_DIM];
                 const QueryTile tile = at_head(t, h);
+                TileAttention<Kv> attention(tile, pool_, index, h, d);
                 Joined joined[TILE_ROWS];
                 zero_rows(t, h);
                 for (int block = tile.first_block(); block < tile.blocks(); block++) {
-                    attend_block<Kv>(tile, pool_, index, h, d, block, {peak, total, value});
+                    attention.block(block, {peak, total, value});
                     for (int r = 0; r < tile.rows(); r++)
                         joined[r].join(peak[r], total[r], value + size_t(r) * d, seen_row(t, h, r), d);
                 }
@@ -90,7 +91,7 @@ class StepAttention {
             const int pair = piece % pairs, block = piece / pairs, t = pair / model_.kv_heads, h = pair % model_.kv_heads;
             const QueryTile tile = at_head(t, h);
             if (block < tile.first_block() || block >= tile.blocks()) return;
-            attend_block<Kv>(tile, pool_, index, h, d, block, part(pair, block));
+            TileAttention<Kv>(tile, pool_, index, h, d).block(block, part(pair, block));
         });
         for (int pair = 0; pair < pairs; pair++) {
             const int t = pair / model_.kv_heads, h = pair % model_.kv_heads;

@@ -9,191 +9,93 @@
 // An output channel is a lane: its sum runs over the inputs in their order, whatever the number of rows.
 #pragma once
 
-#include <cstring>
-
 #include "activations.h"
+#include "dots.h"
 
 namespace pd {
 
 constexpr int G4_BLOCK = 320, G8_BLOCK = 544;
-#ifdef __AVX512F__
-constexpr int ROWS = 8;
-#else
-constexpr int ROWS = 4;
-#endif
 
-// Unrolled, GCC gathers all products before it adds any, and spills them.
-#define PD_KEEP_LOOP _Pragma("GCC unroll 1")
-
-inline int32_t four_bytes(const void* p) {
-    int32_t x;
-    std::memcpy(&x, p, 4);
-    return x;
-}
-
-#ifdef __AVX512F__
-
-inline B64 load64(const void* p) { return {_mm512_loadu_si512(p)}; }
-// sum += the four products of each lane, unsigned w times signed a (the same four in every lane)
-inline void dot_unsigned_weights(I16x& sum, const void* a, B64 w) {
-    sum.v = _mm512_dpbusd_epi32(sum.v, w.v, _mm512_set1_epi32(four_bytes(a)));
-}
-
-// Exact sums of int8 times int8 by an instruction that wants one side unsigned: w + 128, less 128 times the sum of a.
-struct SignedWeights {
-    B64 raised;
-    explicit SignedWeights(const void* w) : raised{_mm512_xor_si512(load64(w).v, _mm512_set1_epi8(-128))} {}
-};
-struct SignedDot {
-    I16x whole = ints(0);
-    SignedDot() = default;
-    explicit SignedDot(int32_t sum_of_a) : whole(ints(-128 * sum_of_a)) {}
-    void add(const void* a, const SignedWeights& w) { dot_unsigned_weights(whole, a, w.raised); }
-};
-
-inline B64 low_half(B64 w) { return {_mm512_and_si512(w.v, _mm512_set1_epi8(15))}; }
-inline B64 high_half(B64 w) { return {_mm512_and_si512(_mm512_srli_epi16(w.v, 4), _mm512_set1_epi8(15))}; }
-
-#else
-
-inline B64 load64(const void* p) {
-    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)((const char*)p + 32))};
-}
-
-// The same sums by |w| times a with w's sign: pairs of at most 2 * 127 * 127 don't saturate 16 bits.
-struct SignedWeights {
-    B64 signs, sizes;
-    explicit SignedWeights(const void* w) : signs(load64(w)), sizes{_mm256_abs_epi8(signs.a), _mm256_abs_epi8(signs.b)} {}
-};
-struct SignedDot {
-    I16x whole = ints(0);
-    SignedDot() = default;
-    explicit SignedDot(int32_t) {}
-    void add(const void* a, const SignedWeights& w) {
-        __m256i four = _mm256_set1_epi32(four_bytes(a)), ones = _mm256_set1_epi16(1);
-        __m256i p = _mm256_maddubs_epi16(w.sizes.a, _mm256_sign_epi8(four, w.signs.a));
-        __m256i q = _mm256_maddubs_epi16(w.sizes.b, _mm256_sign_epi8(four, w.signs.b));
-        whole.a = _mm256_add_epi32(whole.a, _mm256_madd_epi16(p, ones));
-        whole.b = _mm256_add_epi32(whole.b, _mm256_madd_epi16(q, ones));
-    }
-};
-
-inline B64 low_half(B64 w) {
-    __m256i mask = _mm256_set1_epi8(15);
-    return {_mm256_and_si256(w.a, mask), _mm256_and_si256(w.b, mask)};
-}
-inline B64 high_half(B64 w) {
-    __m256i mask = _mm256_set1_epi8(15);
-    return {_mm256_and_si256(_mm256_srli_epi16(w.a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(w.b, 4), mask)};
-}
-
-#endif
-
-// All tiles: y[r * 16 …] for rows row to row + R of `a` and output channels 16 * panel …, without bias.
+// All tiles: y[r * 16 …] for the first R rows of the block of `a` that begins with `row`, and output channels 16 * panel …,
+// without bias.
 template <int R>
 inline void tile_f32(const PdLinear& linear, const Activations& a, int row, int panel, float* y) {
     const int inputs = linear.inputs;
     const float* w = (const float*)linear.weight + size_t(panel) * inputs * LANES;
     const float* x = a.floats + size_t(row) * inputs;
     F16x sum[R];
-    for (int r = 0; r < R; r++) sum[r] = zero();
+    PD_UNROLL for (int r = 0; r < R; r++) sum[r] = zero();
     for (int k = 0; k < inputs; k++) {
         F16x weights = load(w + size_t(k) * LANES);
-        for (int r = 0; r < R; r++) sum[r] = fma(fill(x[size_t(r) * inputs + k]), weights, sum[r]);
+        PD_UNROLL for (int r = 0; r < R; r++) sum[r] = fma(fill(x[size_t(r) * inputs + k]), weights, sum[r]);
     }
-    for (int r = 0; r < R; r++) store(y + r * LANES, sum[r]);
+    PD_UNROLL for (int r = 0; r < R; r++) store(y + r * LANES, sum[r]);
 }
 
 template <int R>
 inline void tile_i8(const PdLinear& linear, const Activations& a, int row, int panel, float* y) {
-    const int inputs = linear.inputs;
-    const int8_t* w = (const int8_t*)linear.weight + size_t(panel) * inputs * LANES;
-    const int8_t* x = a.bytes + size_t(row) * inputs;
+    const int groups = linear.inputs / GROUP;
+    const int8_t* w = (const int8_t*)linear.weight + size_t(panel) * linear.inputs * LANES;
+    const RowsGroup* x = a.block(row);
     constexpr int CHAINS = R == 1 ? 4 : R == 2 ? 2 : 1;  // of one row's sum, which is exact in any order
-    SignedDot sum[R][CHAINS];
-    for (int r = 0; r < R; r++) sum[r][0] = SignedDot(a.sums[row + r]);
-    for (int k = 0; k < inputs; k += 4 * CHAINS)  // inputs are a multiple of 32
-        for (int c = 0; c < CHAINS; c++) {
-            SignedWeights weights(w + size_t(k + 4 * c) * LANES);
-            for (int r = 0; r < R; r++) sum[r][c].add(x + size_t(r) * inputs + k + 4 * c, weights);
+    SignedDot dot[R][CHAINS];
+    PD_UNROLL for (int r = 0; r < R; r++) dot[r][0] = SignedDot(a.lifts[row + r]);
+    for (int g = 0; g < groups; g++, w += GROUP * LANES, x++)
+        PD_UNROLL for (int j = 0; j < GROUP / 4; j++) {
+            SignedWeights weights(w + 64 * j);
+            PD_UNROLL for (int r = 0; r < R; r++) dot[r][j % CHAINS].add(x->bytes[r] + 4 * j, weights);
         }
     F16x scale = load(linear.scale + panel * LANES);
-    for (int r = 0; r < R; r++) {
-        I16x total = sum[r][0].whole;
-        for (int c = 1; c < CHAINS; c++) total = add(total, sum[r][c].whole);
+    PD_UNROLL for (int r = 0; r < R; r++) {
+        I16x total = dot[r][0].whole;
+        PD_UNROLL for (int c = 1; c < CHAINS; c++) total = add(total, dot[r][c].whole);
         store(y + r * LANES, mul(mul(to_float(total), scale), fill(a.scales[row + r])));
     }
 }
 
 template <int R>
 inline void tile_g4(const PdLinear& linear, const Activations& a, int row, int panel, float* y) {
-    const int inputs = linear.inputs, groups = inputs / GROUP;
+    const int groups = linear.inputs / GROUP;
     const uint8_t* w = (const uint8_t*)linear.weight + size_t(panel) * groups * G4_BLOCK;
-    const int8_t* x = a.bytes + size_t(row) * inputs;
+    const RowsGroup* x = a.block(row);
     F16x sum[R];
-    for (int r = 0; r < R; r++) sum[r] = zero();
-    for (int g = 0; g < groups; g++, w += G4_BLOCK, x += GROUP) {
-        I16x whole[R];
-#ifdef __AVX512F__
-        for (int r = 0; r < R; r++) whole[r] = ints(0);
-        PD_KEEP_LOOP
-        for (int j = 0; j < 4; j++) {
+    PD_UNROLL for (int r = 0; r < R; r++) sum[r] = zero();
+    for (int g = 0; g < groups; g++, w += G4_BLOCK, x++) {
+        NibbleDot dot[R];
+        PD_UNROLL for (int j = 0; j < 4; j++) {
             B64 both = load64(w + 64 * j), lower = low_half(both), upper = high_half(both);
-            for (int r = 0; r < R; r++) {
-                dot_unsigned_weights(whole[r], x + size_t(r) * inputs + 4 * j, lower);
-                dot_unsigned_weights(whole[r], x + size_t(r) * inputs + 16 + 4 * j, upper);
+            PD_UNROLL for (int r = 0; r < R; r++) {
+                dot[r].add(x->bytes[r] + 4 * j, lower);
+                dot[r].add(x->bytes[r] + 16 + 4 * j, upper);
             }
         }
-#else
-        // 8 sums of two products of at most 15 * 127 fit 16 bits: one widening per group
-        __m256i p[R], q[R];
-        for (int r = 0; r < R; r++) p[r] = q[r] = _mm256_setzero_si256();
-        PD_KEEP_LOOP
-        for (int j = 0; j < 4; j++) {
-            B64 both = load64(w + 64 * j), lower = low_half(both), upper = high_half(both);
-            for (int r = 0; r < R; r++) {
-                __m256i left = _mm256_set1_epi32(four_bytes(x + size_t(r) * inputs + 4 * j));
-                p[r] = _mm256_add_epi16(p[r], _mm256_maddubs_epi16(lower.a, left));
-                q[r] = _mm256_add_epi16(q[r], _mm256_maddubs_epi16(lower.b, left));
-                __m256i right = _mm256_set1_epi32(four_bytes(x + size_t(r) * inputs + 16 + 4 * j));
-                p[r] = _mm256_add_epi16(p[r], _mm256_maddubs_epi16(upper.a, right));
-                q[r] = _mm256_add_epi16(q[r], _mm256_maddubs_epi16(upper.b, right));
-            }
-        }
-        __m256i ones = _mm256_set1_epi16(1);
-        for (int r = 0; r < R; r++) whole[r] = {_mm256_madd_epi16(p[r], ones), _mm256_madd_epi16(q[r], ones)};
-#endif
         F16x scale = load_half((const uint16_t*)(w + 256)), least = load_half((const uint16_t*)(w + 288));
-        for (int r = 0; r < R; r++) {
-            size_t at = size_t(row + r) * groups + g;
-            float step = a.scales[at];
-            sum[r] = fma(to_float(whole[r]), mul(scale, fill(step)), sum[r]);
-            sum[r] = fma(least, fill(step * float(a.sums[at])), sum[r]);
+        PD_UNROLL for (int r = 0; r < R; r++) {
+            sum[r] = fma(to_float(dot[r].whole()), mul(scale, fill(x->scale[r])), sum[r]);
+            sum[r] = fma(least, fill(x->shift[r]), sum[r]);
         }
     }
-    for (int r = 0; r < R; r++) store(y + r * LANES, sum[r]);
+    PD_UNROLL for (int r = 0; r < R; r++) store(y + r * LANES, sum[r]);
 }
 
 template <int R>
 inline void tile_g8(const PdLinear& linear, const Activations& a, int row, int panel, float* y) {
-    const int inputs = linear.inputs, groups = inputs / GROUP;
+    const int groups = linear.inputs / GROUP;
     const uint8_t* w = (const uint8_t*)linear.weight + size_t(panel) * groups * G8_BLOCK;
-    const int8_t* x = a.bytes + size_t(row) * inputs;
+    const RowsGroup* x = a.block(row);
     F16x sum[R];
-    for (int r = 0; r < R; r++) sum[r] = zero();
-    for (int g = 0; g < groups; g++, w += G8_BLOCK, x += GROUP) {
+    PD_UNROLL for (int r = 0; r < R; r++) sum[r] = zero();
+    for (int g = 0; g < groups; g++, w += G8_BLOCK, x++) {
         SignedDot dot[R];
-        for (int r = 0; r < R; r++) dot[r] = SignedDot(a.sums[size_t(row + r) * groups + g]);
-        PD_KEEP_LOOP
-        for (int j = 0; j < 8; j++) {
+        PD_UNROLL for (int r = 0; r < R; r++) dot[r] = SignedDot(x->lift[r]);
+        PD_UNROLL for (int j = 0; j < GROUP / 4; j++) {
             SignedWeights weights(w + 64 * j);
-            for (int r = 0; r < R; r++) dot[r].add(x + size_t(r) * inputs + 4 * j, weights);
+            PD_UNROLL for (int r = 0; r < R; r++) dot[r].add(x->bytes[r] + 4 * j, weights);
         }
         F16x scale = load_half((const uint16_t*)(w + 512));
-        for (int r = 0; r < R; r++)
-            sum[r] = fma(to_float(dot[r].whole), mul(scale, fill(a.scales[size_t(row + r) * groups + g])), sum[r]);
+        PD_UNROLL for (int r = 0; r < R; r++) sum[r] = fma(to_float(dot[r].whole), mul(scale, fill(x->scale[r])), sum[r]);
     }
-    for (int r = 0; r < R; r++) store(y + r * LANES, sum[r]);
+    PD_UNROLL for (int r = 0; r < R; r++) store(y + r * LANES, sum[r]);
 }
 
 template <int R>
@@ -206,21 +108,12 @@ inline void tile_of(const PdLinear& linear, const Activations& a, int row, int p
     }
 }
 
+// `row`: a multiple of ROWS.
+template <int R = ROWS>
 inline void tile(const PdLinear& linear, const Activations& a, int row, int rows, int panel, float* y) {
-    switch (rows) {
-        case 1: return tile_of<1>(linear, a, row, panel, y);
-        case 2: return tile_of<2>(linear, a, row, panel, y);
-        case 3: return tile_of<3>(linear, a, row, panel, y);
-        case 4: return tile_of<4>(linear, a, row, panel, y);
-#ifdef __AVX512F__
-        case 5: return tile_of<5>(linear, a, row, panel, y);
-        case 6: return tile_of<6>(linear, a, row, panel, y);
-        case 7: return tile_of<7>(linear, a, row, panel, y);
-        default: return tile_of<8>(linear, a, row, panel, y);
-#else
-        default: __builtin_unreachable();
-#endif
-    }
+    if constexpr (R > 1)
+        if (rows < R) return tile<R - 1>(linear, a, row, rows, panel, y);
+    tile_of<R>(linear, a, row, panel, y);
 }
 
 }  // namespace pd
