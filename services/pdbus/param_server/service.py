@@ -52,6 +52,7 @@ class ParamServerService(Service[ParamServerSettings]):
         """Ends before the rest: after it nothing joins a group any more."""
 
     async def __aenter__(self) -> Self:
+        model = self.settings.model
         async with AsyncExitStack() as life:
             life.enter_context(self._store)
             await self.bus.logs.ensure()
@@ -62,7 +63,9 @@ class ParamServerService(Service[ParamServerSettings]):
             await self._writer.join(Deadline.after(_LOG_S))
             await life.enter_async_context(self._server)
             if self._checkpoint:
-                await self._commit(self._checkpoint, life)
+                await self._commit(self._checkpoint)
+            publisher = Publisher(model, self._writer, self._follower, self._fleet)
+            await life.enter_async_context(publisher)
             self._starting = False
             await self._upkeep.round()
             await self._upkeeping.enter_async_context(self._upkeep)
@@ -94,13 +97,11 @@ class ParamServerService(Service[ParamServerSettings]):
         if history.seq == 0:
             self.fail(Corrupt("the change log was lost"))
 
-    async def _commit(self, checkpoint: CheckpointReader, life: AsyncExitStack) -> None:
-        """Reads the checkpoint, commits it if that is new, and sees to it that the ref follows."""
+    async def _commit(self, checkpoint: CheckpointReader) -> None:
+        """Reads the checkpoint, and commits it if that is new."""
         duties = self._upkeep.duties()
         manifest = await checkpoint.manifest(lambda shard, _: shard in duties, share=len(duties) / SHARDS)
         message = f"checkpoint {checkpoint.name}"
         # What is committed is the checkpoint in fp32, whatever precision workers make of it (PDBUS_PRECISION).
         await self._writer.commit(manifest, self._store, message, "fp32", Deadline.after(_LOG_S))
         self._repair.checkpoint, self._repair.checkpoint_root = checkpoint, manifest.root
-        publisher = Publisher(self.settings.model, manifest.root, self._writer, self._follower, self._fleet)
-        await life.enter_async_context(publisher)
