@@ -31,10 +31,12 @@ _ENTRY = struct.Struct(">32sQQ")
 _SUM_BYTES = 32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pack:
     """A pack, mapped into memory."""
 
+    name: str
+    """Of its file."""
     content: memoryview
     spans: Mapping[Digest, tuple[int, int]]
     """(offset, bytes) of each block."""
@@ -51,7 +53,7 @@ class Pack:
             if os.fstat(file.fileno()).st_size != size:
                 raise Corrupt(f"{path} is not as long as its index says")
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-        return cls(memoryview(content), spans)
+        return cls(path.name, memoryview(content), spans)
 
 
 class PackWriter:
@@ -74,6 +76,10 @@ class PackWriter:
         self._file.close()
         with contextlib.suppress(FileNotFoundError):
             _new(self._path).unlink()
+
+    @property
+    def name(self) -> str:
+        return self._path.name
 
     def __len__(self) -> int:
         return len(self._spans)

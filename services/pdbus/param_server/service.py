@@ -22,6 +22,7 @@ from pdbus.param_server.reading import CheckpointReader
 from pdbus.param_server.repair import Repair
 from pdbus.param_server.serving import BlockServer
 from pdbus.param_server.settings import SERVICE, ParamServerSettings
+from pdbus.param_server.staging import Staging
 from pdbus.param_server.store import BlockStore
 from pdbus.param_server.upkeep import Upkeep
 from pdbus.peers.history import HistoryFollower
@@ -44,7 +45,10 @@ class ParamServerService(Service[ParamServerSettings]):
         self._writer = LogWriter(bus, model, me, self._follower)
         self._server = BlockServer(bus, model, me, self._store)
         self._repair = Repair(bus, model, me, self._store, self._follower)
-        self._upkeep = Upkeep(settings, self._store, self._server, self._repair, self._follower, self._fleet)
+        self._staging = Staging(bus, model, me, self._store, self._follower, self._writer)
+        self._upkeep = Upkeep(
+            settings, self._store, self._server, self._repair, self._staging, self._follower, self._fleet
+        )
         self._checkpoint = CheckpointReader(settings.checkpoint, self._store) if settings.checkpoint else None
         self._starting = True
         self._life = AsyncExitStack()
@@ -62,6 +66,7 @@ class ParamServerService(Service[ParamServerSettings]):
             self._follower.on_change(self._on_change)
             await self._writer.join(Deadline.after(_LOG_S))
             await life.enter_async_context(self._server)
+            await life.enter_async_context(self._staging)
             if self._checkpoint:
                 await self._commit(self._checkpoint)
             publisher = Publisher(model, self._writer, self._follower, self._fleet)
@@ -80,6 +85,7 @@ class ParamServerService(Service[ParamServerSettings]):
 
     async def stop_intake(self) -> None:
         await self._upkeeping.aclose()
+        await self._staging.stop_intake()
         await self._server.stop_intake()
 
     async def drain(self, deadline: Deadline) -> None:

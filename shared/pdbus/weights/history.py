@@ -48,6 +48,8 @@ class History:
     def __init__(self) -> None:
         self.seq = 0
         """The last entry applied."""
+        self.forgotten = 0
+        """Roots that were forgotten so far."""
         self._refs: dict[str, Digest] = {}
         self._heads: dict[str, Digest] = {}
         self._shares: dict[str, float] = {}
@@ -139,8 +141,9 @@ class History:
         elif entry.member:
             (self._members.add if entry.member.action == "join" else self._members.discard)(entry.member.server)
         elif entry.forget:
-            for root in set(entry.forget.roots) - before:
-                self._versions.pop(root, None)
+            for root in (set(entry.forget.roots) - before) & self._versions.keys():
+                del self._versions[root]
+                self.forgotten += 1
         elif entry.checkpoint:
             self._restore(entry.checkpoint, now)
         after = set(self.wanted)
