@@ -14,7 +14,7 @@ from pdbus.errors import NotFound
 from pdbus.messages.common import Digest
 from pdbus.peers.blocks import BlockFetcher, Source, Wanted
 from pdbus.subjects import WEIGHT_BLOCKS, WEIGHT_BLOCKS_OF
-from pdbus.weights.blocks import DTYPES, Array, block_span, byte_view
+from pdbus.weights.blocks import DTYPES, Array, block_span, byte_view, shard_of
 from pdbus.weights.history import History
 from pdbus.weights.layer import META, Tensor, layer_of, meta_tensor
 from pdbus.weights.manifest import Manifest, layer_block, root_block, root_layers, tensor_blocks
@@ -76,6 +76,18 @@ class BlockReader:
         if names is None:
             names = [name for name in manifest.tensors if layer_of(name) != META]
         return await self._fetch([manifest.tensor(name) for name in names], ctx, progress)
+
+    async def blocks(self, tensor: Tensor, indices: Iterable[int], ctx: RequestContext) -> dict[int, memoryview]:
+        """Single blocks of a tensor by index. Raises as `manifest`."""
+        found: dict[Digest, memoryview] = {}
+
+        async def put(digest: Digest, content: memoryview) -> None:
+            found[digest] = memoryview(bytes(content))
+
+        chosen = {index: tensor.blocks[index] for index in indices}
+        wanted = [Wanted(digest, shard_of(tensor.name, index)) for index, digest in chosen.items()]
+        await self._fetcher.fetch(wanted, put, ctx)
+        return {index: found[digest] for index, digest in chosen.items()}
 
     async def _fetch(
         self, tensors: Sequence[Tensor], ctx: RequestContext, progress: Progress | None
