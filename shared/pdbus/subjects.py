@@ -167,6 +167,9 @@ WEIGHT_BLOCKS = Rpc(
 """To whichever owner of a virtual shard (0 to 63) holds all of it."""
 WEIGHT_BLOCKS_OF = Rpc("pd.v1.weights.{model}.at.{server}.blocks", param_server.BlocksRequest, param_server.BlocksReply)
 """To one named replica, while it is not in the shard's group or the group answered `not_found`."""
+WEIGHTS_STAGE = Rpc("pd.v1.weights.{model}.at.{server}.stage", param_server.Stage, param_server.StageReply)
+WEIGHTS_PREPARE = Rpc("pd.v1.weights.{model}.at.{server}.prepare", param_server.Prepare, param_server.PrepareReply)
+"""Updates go to each owner by name: they have to be on all of them."""
 
 CACHE_GET = Rpc("pd.v1.cache.{node}.get", cache.CacheGet, cache.CacheGetReply)
 CACHE_PUT = Rpc("pd.v1.cache.{node}.put", cache.CachePut, cache.CachePutReply)

@@ -58,7 +58,7 @@ def messages_of(subject: Subject) -> list[type[Any]]:
 
 WIRE_TYPES = sorted(
     {message for subject in SUBJECTS.values() for message in messages_of(subject)}
-    | {WireError, bulk.BlockHead, bulk.KvHead, bulk.CacheHead, decode_messages.KvFinal},
+    | {WireError, bulk.BlockHead, bulk.StagedHead, bulk.KvHead, bulk.CacheHead, decode_messages.KvFinal},
     key=lambda cls: cls.__qualname__,
 )
 

@@ -1,21 +1,21 @@
 """The change log entries that a param-server appends: itself as a member, its checkpoint as a commit, the ref to it.
 
-A checkpoint is a wish: serve this. It is committed, on top of the newest commit, when the wish is new: its root is in
-no commit yet, or this server wished for another one before. A server that restarts with an old checkpoint wishes
+A checkpoint is a wish: serve this. It is committed, as the head of the line `stable`, when the wish is new: its root is
+in no commit yet, or this server wished for another one before. A server that restarts with an old checkpoint wishes
 nothing new, so it can't undo what was pushed or rolled back since. Two servers that wish for the same root at once make
-one commit; for different ones, the later becomes the child of the earlier and is the newest.
+one commit; for different ones, the later becomes the child of the earlier and is the head.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pdbus.bus.bus import Bus
 from pdbus.context import Deadline, new_id
 from pdbus.errors import Conflict, Unavailable
-from pdbus.messages.changelog import Commit, LogEntry, Member, Ref
+from pdbus.messages.changelog import Abort, Commit, LogEntry, Member, Ref
 from pdbus.messages.common import Digest
 from pdbus.messages.presence import WHOLE_PROMPTS, Card
 from pdbus.param_server.folder import read_json, write_json
@@ -32,17 +32,20 @@ REF = "stable"
 
 def is_new_wish(history: History, root: Digest, wished: Digest | None) -> bool:
     """Whether a checkpoint of `root` is to be committed; `wished` is what this server wished for before."""
-    if history.newest == root:
+    if history.head(REF) == root:
         return False
     return root not in history.roots or (wished is not None and wished != root)
 
 
-def ref_is_due(history: History, root: Digest, prefill: Sequence[Card], decode: Sequence[Card]) -> bool:
-    """Whether `stable` is to move to `root`: its commit waits for it, and workers can serve it. These are one of each
+def due_refs(history: History, prefill: Sequence[Card], decode: Sequence[Card]) -> Mapping[str, Digest]:
+    """The refs that are to move now, and where to: heads that wait, and that workers can serve. These are one of each
     kind, or a decode worker that reads all prompts itself."""
-    waits = history.pending == root or (history.newest == root and REF not in history.refs)
-    reading, writing = ([card for card in cards if _serves(card, root)] for cards in (prefill, decode))
-    return waits and bool(writing) and (bool(reading) or any(card.local_tokens >= WHOLE_PROMPTS for card in writing))
+
+    def ready(root: Digest) -> bool:
+        reading, writing = ([card for card in cards if _serves(card, root)] for cards in (prefill, decode))
+        return bool(writing) and (bool(reading) or any(card.local_tokens >= WHOLE_PROMPTS for card in writing))
+
+    return {line: head for line, head in history.pending.items() if ready(head)}
 
 
 def _serves(card: Card, root: Digest) -> bool:
@@ -80,16 +83,21 @@ class LogWriter:
         remembered = _Wish(store.folder)
         tx = new_id()
         while is_new_wish(history := self._follower.history, manifest.root, remembered.read()):
-            parent = store.manifest(history.newest) if history.newest else None
-            layers = changed_layers(manifest, parent)
-            commit = Commit(tx, manifest.root, history.newest, self._author, message, layers, precision)
+            head = history.head(REF)
+            layers = changed_layers(manifest, store.manifest(head) if head else None)
+            commit = Commit(tx, manifest.root, head, self._author, message, layers, precision, REF)
             await self._append(LogEntry(commit=commit), self._follower.seq, deadline)
         remembered.write(manifest.root)
 
-    async def move_ref(self, root: Digest, deadline: Deadline) -> None:
-        """Moves `stable` to `root`, unless the log has moved on since it was found due."""
-        ref = Ref(REF, root, self._author, "the workers have it ready")
+    async def move_ref(self, name: str, root: Digest, deadline: Deadline) -> None:
+        """Moves a ref to its line's head, unless the log has moved on since it was found due. Its share stays."""
+        share = self._follower.history.shares.get(name)
+        ref = Ref(name, root, self._author, "workers have it ready", share)
         await self._append(LogEntry(ref=ref), self._follower.seq, deadline)
+
+    async def abort(self, tx: str, reason: str, deadline: Deadline) -> None:
+        """Ends a transaction that has no commit; where one comes first, the abort is void."""
+        await self._append(LogEntry(abort=Abort(tx, reason)), None, deadline)
 
     async def _append(self, entry: LogEntry, expected_seq: int | None, deadline: Deadline) -> None:
         """Appends and follows the log up to its end. Whether the entry got in, the history tells: a failed compare and

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from pdbus.messages.common import Digest
 from pdbus.param_server.store import BlockStore
-from pdbus.weights.blocks import SHARDS
-from pdbus.weights.manifest import Block, Manifest
+from pdbus.weights.layer import Layer
+from pdbus.weights.manifest import Block, root_layers, tensor_blocks
 
 
 @dataclass(frozen=True)
@@ -28,22 +28,28 @@ class Gap:
 
 
 class Holdings:
-    """Compares the store with the versions that must be kept. Every server holds the manifests of all of them."""
+    """Compares the store with the versions that must be kept. Every server holds the manifests of all of them.
+
+    Versions share most of their layers, so that the comparison goes by layer: each is looked at once."""
 
     def __init__(self, store: BlockStore) -> None:
         self._store = store
+        self._layers_of: dict[Digest, tuple[Digest, ...]] = {}
         self._cuts: dict[Digest, Mapping[int, tuple[Block, ...]]] = {}
+        """By layer digest, its blocks by shard."""
 
     def gap(self, roots: Iterable[Digest], duties: frozenset[int]) -> Gap:
         """Reads the manifests from disk when it first meets them: call it in a thread."""
         roots = tuple(roots)
-        self._cuts = {root: cut for root, cut in self._cuts.items() if root in roots}
+        self._layers_of = {root: layers for root, layers in self._layers_of.items() if root in roots}
         unknown = tuple(root for root in roots if not self._know(root))
+        named = {digest for layers in self._layers_of.values() for digest in layers}
+        self._cuts = {digest: cut for digest, cut in self._cuts.items() if digest in named}
         missing: dict[Digest, Block] = {}
         incomplete: set[int] = set()
         for cut in self._cuts.values():
-            for shard in duties:
-                for block in cut.get(shard, ()):
+            for shard in duties & cut.keys():
+                for block in cut[shard]:
                     if block.digest not in self._store:
                         missing.setdefault(block.digest, block)
                         incomplete.add(shard)
@@ -52,25 +58,34 @@ class Holdings:
     def whole(self, roots: Iterable[Digest], gap: Gap) -> tuple[Digest, ...]:
         """Those of `roots` of which this server holds all that it has to."""
         missing = {block.digest for block in gap.blocks}
-        return tuple(
-            root
-            for root in roots
-            if root in self._cuts
-            and not any(block.digest in missing for blocks in self._cuts[root].values() for block in blocks)
-        )
+        broken = {
+            digest for digest, cut in self._cuts.items() if any(b.digest in missing for bs in cut.values() for b in bs)
+        } if missing else set()  # fmt: skip
+        return tuple(root for root in roots if root in self._layers_of and broken.isdisjoint(self._layers_of[root]))
 
     def _know(self, root: Digest) -> bool:
         """Whether the manifests of `root` are here; a manifest that went bad on disk makes it unknown again."""
-        manifest = self._store.manifest(root) if root not in self._cuts else None
-        if manifest is not None:
-            self._cuts[root] = _by_shard(manifest)
-        return root in self._cuts
+        known = self._layers_of.get(root)
+        if known is not None and root in self._store and all(digest in self._store for digest in known):
+            return True
+        self._layers_of.pop(root, None)
+        content = self._store.read(root)
+        if content is None:
+            return False
+        layers = tuple(digest for _, digest in root_layers(bytes(content)))
+        for digest in layers:
+            if digest not in self._cuts or digest not in self._store:
+                encoded = self._store.read(digest)
+                if encoded is None:
+                    return False
+                self._cuts[digest] = _by_shard(Layer.decode(bytes(encoded)))
+        self._layers_of[root] = layers
+        return True
 
 
-def _by_shard(manifest: Manifest) -> Mapping[int, tuple[Block, ...]]:
-    """Blocks by shard; the manifests stand in every shard, since every server holds them."""
-    manifests = [block for block in manifest.blocks() if block.tensor.startswith("@")]
+def _by_shard(layer: Layer) -> Mapping[int, tuple[Block, ...]]:
     cut: defaultdict[int, list[Block]] = defaultdict(list)
-    for block in manifest.blocks():
-        cut[block.shard].append(block)
-    return {shard: (*manifests, *cut[shard]) for shard in range(SHARDS)}
+    for tensor in layer.tensors:
+        for block in tensor_blocks(tensor):
+            cut[block.shard].append(block)
+    return {shard: tuple(blocks) for shard, blocks in cut.items()}

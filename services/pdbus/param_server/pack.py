@@ -31,10 +31,12 @@ _ENTRY = struct.Struct(">32sQQ")
 _SUM_BYTES = 32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pack:
     """A pack, mapped into memory."""
 
+    name: str
+    """Of its file."""
     content: mmap.mmap | bytes
     """Empty packs are bytes: nothing can be mapped of them."""
     spans: Mapping[Digest, tuple[int, int]]
@@ -60,7 +62,7 @@ class Pack:
             if os.fstat(file.fileno()).st_size != size:
                 raise Corrupt(f"{path} is not as long as its index says")
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-        return cls(content, spans)
+        return cls(path.name, content, spans)
 
 
 class PackWriter:
@@ -83,6 +85,10 @@ class PackWriter:
         self._file.close()
         with contextlib.suppress(FileNotFoundError):
             _new(self._path).unlink()
+
+    @property
+    def name(self) -> str:
+        return self._path.name
 
     def __len__(self) -> int:
         return len(self._spans)

@@ -1,4 +1,4 @@
-"""Moves the ref `stable` to this server's checkpoint, once the fleet can serve it."""
+"""Moves refs to the heads of their lines, once the fleet can serve those."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Self
 from pdbus.bus.presence import Fleet
 from pdbus.context import Deadline
 from pdbus.errors import PdbusError
-from pdbus.messages.common import Digest
 from pdbus.messages.presence import Card
-from pdbus.param_server.commit import REF, LogWriter, ref_is_due
+from pdbus.param_server.commit import LogWriter, due_refs
 from pdbus.peers.history import HistoryFollower
 from pdbus.tasks import cancelled
 
@@ -26,9 +25,8 @@ _POLL_S = 1.0
 class Publisher:
     """While the scope lasts, watches the log and the fleet. Several servers may: the log takes the move of one."""
 
-    def __init__(self, model: str, root: Digest, writer: LogWriter, follower: HistoryFollower, fleet: Fleet) -> None:
+    def __init__(self, model: str, writer: LogWriter, follower: HistoryFollower, fleet: Fleet) -> None:
         self._model = model
-        self._root = root
         self._writer = writer
         self._follower = follower
         self._fleet = fleet
@@ -63,10 +61,11 @@ class Publisher:
             stop_listening()
 
     async def _publish(self) -> None:
-        if ref_is_due(self._follower.history, self._root, self._workers("prefill"), self._workers("decode")):
-            await self._writer.move_ref(self._root, Deadline.after(_APPEND_S))
-            if self._follower.history.refs.get(REF) == self._root:
-                log.info("version %s is %s", self._root.hex()[:12], REF)
+        due = due_refs(self._follower.history, self._workers("prefill"), self._workers("decode"))
+        for name, root in due.items():
+            await self._writer.move_ref(name, root, Deadline.after(_APPEND_S))
+            if self._follower.history.refs.get(name) == root:
+                log.info("version %s is %s", root.hex()[:12], name)
 
     def _workers(self, service: str) -> list[Card]:
         return [card for card in self._fleet.live(service) if card.model == self._model]

@@ -22,6 +22,7 @@ from pdbus.param_server.reading import CheckpointReader
 from pdbus.param_server.repair import Repair
 from pdbus.param_server.serving import BlockServer
 from pdbus.param_server.settings import SERVICE, ParamServerSettings
+from pdbus.param_server.staging import Staging
 from pdbus.param_server.store import BlockStore
 from pdbus.param_server.upkeep import Upkeep
 from pdbus.peers.history import HistoryFollower
@@ -44,7 +45,10 @@ class ParamServerService(Service[ParamServerSettings]):
         self._writer = LogWriter(bus, model, me, self._follower)
         self._server = BlockServer(bus, model, me, self._store)
         self._repair = Repair(bus, model, me, self._store, self._follower)
-        self._upkeep = Upkeep(settings, self._store, self._server, self._repair, self._follower, self._fleet)
+        self._staging = Staging(bus, model, me, self._store, self._follower, self._writer)
+        self._upkeep = Upkeep(
+            settings, self._store, self._server, self._repair, self._staging, self._follower, self._fleet
+        )
         self._checkpoint = CheckpointReader(settings.checkpoint, self._store) if settings.checkpoint else None
         self._starting = True
         self._life = AsyncExitStack()
@@ -52,6 +56,7 @@ class ParamServerService(Service[ParamServerSettings]):
         """Ends before the rest: after it nothing joins a group any more."""
 
     async def __aenter__(self) -> Self:
+        model = self.settings.model
         async with AsyncExitStack() as life:
             life.enter_context(self._store)
             await self.bus.logs.ensure()
@@ -61,8 +66,11 @@ class ParamServerService(Service[ParamServerSettings]):
             self._follower.on_change(self._on_change)
             await self._writer.join(Deadline.after(_LOG_S))
             await life.enter_async_context(self._server)
+            await life.enter_async_context(self._staging)
             if self._checkpoint:
-                await self._commit(self._checkpoint, life)
+                await self._commit(self._checkpoint)
+            publisher = Publisher(model, self._writer, self._follower, self._fleet)
+            await life.enter_async_context(publisher)
             self._starting = False
             await self._upkeep.round()
             await self._upkeeping.enter_async_context(self._upkeep)
@@ -77,6 +85,7 @@ class ParamServerService(Service[ParamServerSettings]):
 
     async def stop_intake(self) -> None:
         await self._upkeeping.aclose()
+        await self._staging.stop_intake()
         await self._server.stop_intake()
 
     async def drain(self, deadline: Deadline) -> None:
@@ -94,13 +103,11 @@ class ParamServerService(Service[ParamServerSettings]):
         if history.seq == 0:
             self.fail(Corrupt("the change log was lost"))
 
-    async def _commit(self, checkpoint: CheckpointReader, life: AsyncExitStack) -> None:
-        """Reads the checkpoint, commits it if that is new, and sees to it that the ref follows."""
+    async def _commit(self, checkpoint: CheckpointReader) -> None:
+        """Reads the checkpoint, and commits it if that is new."""
         duties = self._upkeep.duties()
         manifest = await checkpoint.manifest(lambda shard, _: shard in duties, share=len(duties) / SHARDS)
         message = f"checkpoint {checkpoint.name}"
         # What is committed is the checkpoint in fp32, whatever precision workers make of it (PDBUS_PRECISION).
         await self._writer.commit(manifest, self._store, message, "fp32", Deadline.after(_LOG_S))
         self._repair.checkpoint, self._repair.checkpoint_root = checkpoint, manifest.root
-        publisher = Publisher(self.settings.model, manifest.root, self._writer, self._follower, self._fleet)
-        await life.enter_async_context(publisher)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shutil
 from collections.abc import Iterable, Iterator
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class BlockStore:
-    """Blocks by digest. Reading and asking may be done from any thread; packs are written one at a time.
+    """Blocks by digest, in packs. May be used from any thread.
 
     A block's content is checked against its digest when it is first read; one that fails counts as absent from then on,
     so that it is fetched again."""
@@ -30,11 +31,12 @@ class BlockStore:
     def __init__(self, folder: Path, model: str) -> None:
         self.folder = folder
         self._model = model
+        self._packs: dict[str, Pack] = {}
         self._pack_of: dict[Digest, Pack] = {}
         self._checked: set[Digest] = set()
         self.spoilt = 0
         """Blocks found damaged since the store was opened."""
-        self._next = 1
+        self._numbers = itertools.count(1)
         self._held = ExitStack()
 
     def __enter__(self) -> Self:
@@ -43,8 +45,10 @@ class BlockStore:
             held.enter_context(claim(self.folder, self._model))
             with told(self.folder):
                 remove_leftovers(self.folder)
-                for path in sorted(self.folder.glob("*.pack")):
+                paths = sorted(self.folder.glob("*.pack"))
+                for path in paths:
                     self._open(path)
+                self._numbers = itertools.count(max((int(path.stem) for path in paths), default=0) + 1)
             self._held = held.pop_all()
         return self
 
@@ -52,10 +56,15 @@ class BlockStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._pack_of.clear()
+        self._packs.clear()
         self._held.close()
 
     def __contains__(self, digest: Digest) -> bool:
         return digest in self._pack_of
+
+    @property
+    def packs(self) -> tuple[Pack, ...]:
+        return tuple(self._packs.values())
 
     def read(self, digest: Digest) -> memoryview | None:
         """The block's content; None where the store lacks it. May wait for the disk."""
@@ -99,15 +108,27 @@ class BlockStore:
     @contextmanager
     def writing(self) -> Iterator[PackWriter]:
         """A new pack; what was added is there once the scope is left without an error. An empty one leaves no trace."""
-        path = self.folder / f"{self._next:08d}.pack"
-        self._next += 1
-        with PackWriter(path) as writer:
+        with PackWriter(self.folder / f"{next(self._numbers):08d}.pack") as writer:
             yield writer
             if len(writer):
                 self._adopt(writer.finish())
 
+    def remove(self, packs: Iterable[Pack]) -> None:
+        """Deletes packs, with those of their blocks that no other pack holds. Whoever reads one goes on reading.
+
+        Raises Unavailable where the disk refuses."""
+        with told(self.folder):
+            for pack in packs:
+                del self._packs[pack.name]
+                for digest in pack.spans:
+                    if self._pack_of.get(digest) is pack:
+                        del self._pack_of[digest]
+                        self._checked.discard(digest)
+                path = self.folder / pack.name
+                path.with_suffix(".index").unlink()  # first: a pack without index is a leftover
+                path.unlink()
+
     def _open(self, path: Path) -> None:
-        self._next = max(self._next, int(path.stem) + 1)
         try:
             self._adopt(Pack.open(path))
         except Corrupt as error:
@@ -116,6 +137,7 @@ class BlockStore:
             path.unlink()
 
     def _adopt(self, pack: Pack) -> None:
+        self._packs[pack.name] = pack
         for digest in pack.spans:
             self._pack_of[digest] = pack
             self._checked.discard(digest)

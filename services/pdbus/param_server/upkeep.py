@@ -13,18 +13,24 @@ from pdbus.context import LONGEST_DEADLINE_S
 from pdbus.errors import PdbusError
 from pdbus.messages.common import Digest
 from pdbus.param_server.holdings import Gap, Holdings
+from pdbus.param_server.reclaim import Reclaimer
 from pdbus.param_server.repair import Repair
 from pdbus.param_server.serving import BlockServer
 from pdbus.param_server.settings import SERVICE, ParamServerSettings
+from pdbus.param_server.staging import Staging
 from pdbus.param_server.store import BlockStore
 from pdbus.peers.history import HistoryFollower
 from pdbus.tasks import cancelled
+from pdbus.weights.history import History
 from pdbus.weights.placement import duties
 
 log = logging.getLogger(__name__)
 
 RETENTION_S = LONGEST_DEADLINE_S + 600.0
 """How long a root stays fetchable after its last ref left: the longest deadline, and the rollback window."""
+RECLAIM_S = RETENTION_S + LONGEST_DEADLINE_S
+"""Only after that are the blocks of a root deleted: an update that rests on it may still be open until then."""
+_RECLAIM_EVERY_S = 30.0
 GONE_S = 15.0
 """A member not seen for so long counts as gone: until it is back, others hold its shards too."""
 _POLL_S = 5.0
@@ -40,6 +46,7 @@ class Upkeep:
         store: BlockStore,
         server: BlockServer,
         repair: Repair,
+        staging: Staging,
         follower: HistoryFollower,
         fleet: Fleet,
     ) -> None:
@@ -47,6 +54,10 @@ class Upkeep:
         self._holdings = Holdings(store)
         self._server = server
         self._repair = repair
+        self._staging = staging
+        self._reclaimer = Reclaimer(store)
+        self._reclaim_at_s = 0.0
+        self._forgotten = 0
         self._follower = follower
         self._fleet = fleet
         self.roots: tuple[Digest, ...] = ()
@@ -111,6 +122,13 @@ class Upkeep:
         self.roots = self._holdings.whole(self._retained(), gap)
         return gap
 
+    async def reclaim(self) -> int:
+        """Deletes what no version and no open update needs any more; returns bytes freed."""
+        async with self._staging.lock:
+            pinned = self._staging.transactions.pinned
+            roots = self._follower.history.retained(time.time_ns(), RECLAIM_S)
+            return await asyncio.to_thread(self._reclaimer.run, roots, pinned)
+
     def _retained(self) -> tuple[Digest, ...]:
         return self._follower.history.retained(time.time_ns(), RETENTION_S)
 
@@ -119,13 +137,20 @@ class Upkeep:
             log.warning("%s", detail)
         self.detail = self._said = detail
 
+    def _on_change(self, history: History) -> None:
+        if self._forgotten != history.forgotten:  # somebody wants the room
+            self._forgotten, self._reclaim_at_s = history.forgotten, 0.0
+        self._news.set()
+
     async def _run(self) -> None:
-        stop_listening = self._follower.on_change(lambda _: self._news.set())
+        stop_listening = self._follower.on_change(self._on_change)
         try:
             while True:
                 self._news.clear()
                 try:
-                    await self.round()
+                    if await self.round() and time.monotonic() >= self._reclaim_at_s:
+                        self._reclaim_at_s = time.monotonic() + _RECLAIM_EVERY_S
+                        await self.reclaim()
                 except Exception:
                     log.exception("the upkeep failed; it goes on")
                 try:

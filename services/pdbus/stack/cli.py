@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pdbus.errors import InvalidRequest, PdbusError
 from pdbus.settings import load
 from pdbus.stack.settings import StackSettings
+from pdbus.stack.weights_cli import add_weights
 
 if TYPE_CHECKING:
     from pdbus.stack.attach import Target
@@ -78,14 +79,7 @@ def parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="for programs")
     _data(status)
 
-    weights = commands.add_parser("weights", help="versions of the model").add_subparsers(required=True, metavar="WHAT")
-    log = weights.add_parser("log", help="the change log")
-    log.set_defaults(command=_weights_log)
-    ref = weights.add_parser("ref", help="move a ref to a root")
-    ref.set_defaults(command=_weights_ref)
-    ref.add_argument("ref", metavar="NAME", help="such as stable")
-    ref.add_argument("root", metavar="ROOT", help="a root in hex, or its beginning")
-    for command in (log, ref):
+    for command in add_weights(commands, _target):
         _data(command)
 
     health = commands.add_parser("health", help="exit code 0 if a process on NATS_URL is ready (for containers)")
@@ -172,18 +166,6 @@ def _status(given: argparse.Namespace, settings: StackSettings) -> int:
     from pdbus.stack.status import status
 
     return status(_target(given, settings), json_wanted=given.json)
-
-
-def _weights_log(given: argparse.Namespace, settings: StackSettings) -> int:
-    from pdbus.stack.weights import show_log
-
-    return show_log(_target(given, settings))
-
-
-def _weights_ref(given: argparse.Namespace, settings: StackSettings) -> int:
-    from pdbus.stack.weights import move_ref
-
-    return move_ref(_target(given, settings), given.ref, given.root)
 
 
 def _health(given: argparse.Namespace, settings: StackSettings) -> int:

@@ -1,28 +1,115 @@
-"""`pdbus weights`: the change log, and moving a ref by hand."""
+"""`pdbus weights`: pushing versions, moving refs, and looking at both."""
 
 from __future__ import annotations
 
 import asyncio
-import getpass
-import re
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from pdbus.context import Deadline
-from pdbus.errors import Conflict, InvalidRequest, NotFound
-from pdbus.messages.changelog import LogEntry, Ref
+from pdbus.client.weights import Update, Weights
+from pdbus.client.weights.weights import CANARY, STABLE
+from pdbus.errors import DeadlineExceeded, NotFound
+from pdbus.messages.changelog import LogEntry
 from pdbus.messages.common import Digest
-from pdbus.peers.history import HistoryFollower
+from pdbus.model.checkpoint import Checkpoint, open_checkpoint
 from pdbus.stack.attach import Target, attached
 from pdbus.stack.view import wide_console
 from pdbus.subjects import CHANGELOG
+from pdbus.weights.history import History, Version
 
 _LOG_S = 5.0
+_PUSH_S = 600.0
 _SHORT = 12
-_REF_NAME = re.compile(r"(?!root-|[0-9a-f]{6,64}$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""Nothing that `MODEL@NAME` could take for a version."""
+_FINGERPRINT = "root-"
+"""An answer's `system_fingerprint` is this and the digits of its root."""
+
+
+@dataclass(frozen=True)
+class Push:
+    """What `pdbus weights push` was asked for."""
+
+    checkpoint: str
+    ref: str = STABLE
+    message: str = ""
+    wait_s: float = 60.0
+    """For the ref to follow; 0: don't."""
+
+
+@asynccontextmanager
+async def opened(target: Target) -> AsyncIterator[Weights]:
+    """The weights of the stack's model, while the scope lasts."""
+    async with attached(target) as bus:
+        weights = Weights(bus, target.model)
+        try:
+            yield weights
+        finally:
+            await weights.close()
+
+
+def push(target: Target, wanted: Push, console: Console) -> int:
+    """Commits what of a checkpoint differs from the head of the line, and waits for the ref."""
+    return asyncio.run(_push(target, wanted, console))
+
+
+async def _push(target: Target, wanted: Push, console: Console) -> int:
+    with console.status(f"looking at {wanted.checkpoint}"):
+        checkpoint = await asyncio.to_thread(open_checkpoint, wanted.checkpoint)
+    message = wanted.message or f"checkpoint {checkpoint.name}"
+    async with opened(target) as weights:
+        async with weights.begin(ref=wanted.ref, message=message, timeout_s=_PUSH_S) as update:
+            parent = update.parent
+            await _stage_all(update, checkpoint, console)
+            done = await update.commit()
+        if done.root == parent:
+            console.print(f"nothing differs from {wanted.ref} ({_short(parent)})")
+            return 0
+        sent = f"{done.changed_blocks} blocks changed, {done.sent_bytes / 1e6:.1f} MB sent"
+        console.print(f"version {done.root.hex()} on top of {_short(parent)}: {sent}")
+        if wanted.ref and wanted.wait_s:
+            await _wait(weights, wanted, done.root, console)
+    return 0
+
+
+async def _stage_all(update: Update, checkpoint: Checkpoint, console: Console) -> None:
+    """Files that the parent has and the checkpoint lacks stay."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("tensors", total=len(checkpoint.source.shapes))
+        for file, content in checkpoint.meta.items():
+            await update.stage_file(file, content)
+        for name, array in checkpoint.tensors():
+            await update.stage(name, array)
+            progress.advance(bar)
+
+
+async def _wait(weights: Weights, wanted: Push, root: Digest, console: Console) -> None:
+    started = time.monotonic()
+    with console.status(f"waiting for {wanted.ref}"):
+        try:
+            moved = await weights.wait_for_ref(wanted.ref, root, wanted.wait_s)
+        except DeadlineExceeded:
+            console.print(
+                f"{wanted.ref} has not followed within {wanted.wait_s:.0f} s: no worker of each kind is ready"
+            )
+            return
+    if moved:
+        console.print(f"{wanted.ref} → {_short(root)} after {time.monotonic() - started:.1f} s")
+    else:
+        console.print(f"{wanted.ref} went on to another version first")
+
+
+def show_log(target: Target) -> int:
+    table = Table(*(Column(title, no_wrap=True) for title in ("seq", "when", "kind", "what")), "", box=None)
+    for row in _rows(asyncio.run(entries(target))):
+        table.add_row(*row)
+    wide_console().print(table)
+    return 0
 
 
 async def entries(target: Target) -> list[tuple[int, int, LogEntry]]:
@@ -41,53 +128,111 @@ async def entries(target: Target) -> list[tuple[int, int, LogEntry]]:
     return found
 
 
-async def move(target: Target, name: str, root: str) -> Digest:
-    """Appends a ref entry that points `name` to the version that `root` names; returns it.
-
-    Raises InvalidRequest for a name that no ref can have, NotFound for a version that does not exist, Conflict when
-    somebody else wrote to the log meanwhile."""
-    if not _REF_NAME.fullmatch(name):
-        raise InvalidRequest(
-            f"{name!r} can't name a ref: 1 to 64 of A-Z a-z 0-9 . _ -, first a letter or digit, and unlike a version"
-        )
-    async with attached(target) as bus, HistoryFollower(bus, target.model) as follower:
-        await follower.caught_up(Deadline.after(_LOG_S))
-        history = follower.history
-        found = history.resolve(root)
-        if history.refs.get(name) == found:
-            return found
-        entry = LogEntry(ref=Ref(name, found, author=getpass.getuser(), message="moved by hand"))
-        await bus.logs.append(CHANGELOG(model=target.model), entry, expected_seq=history.seq, message_id=None)
-        return found
-
-
 def describe(entry: LogEntry) -> tuple[str, str, str]:
     """(kind, what, who and why) of one entry, for people."""
     if commit := entry.commit:
         return "commit", _short(commit.root), f"{commit.author}: {commit.message} ({len(commit.layers)} layers)"
     if ref := entry.ref:
-        return "ref", f"{ref.name} → {_short(ref.root)}", ": ".join(part for part in (ref.author, ref.message) if part)
+        share = "" if ref.share is None else f" for {ref.share:.0%}"
+        why = ": ".join(part for part in (ref.author, ref.message) if part)
+        return "ref", f"{ref.name} → {_short(ref.root)}{share}", why
     if abort := entry.abort:
         return "abort", abort.tx, abort.reason
     if member := entry.member:
         return "member", member.server, f"{member.action}s"
+    if forget := entry.forget:
+        return "forget", ", ".join(map(_short, forget.roots)), forget.author
     return "checkpoint", "", ""
 
 
-def show_log(target: Target) -> int:
-    table = Table(*(Column(title, no_wrap=True) for title in ("seq", "when", "kind", "what")), "", box=None)
-    for row in _rows(asyncio.run(entries(target))):
+def show(target: Target, name: str) -> int:
+    """What is known of one version: where it comes from, and what names it."""
+
+    async def find() -> tuple[Version, History, int]:
+        async with opened(target) as weights:
+            version = await weights.resolve(name.removeprefix(_FINGERPRINT))
+            manifest = await weights.manifest(version.root)
+            return version, await weights.history(), sum(tensor.nbytes for tensor in manifest.tensors.values())
+
+    version, history, size = asyncio.run(find())
+    commit = version.commit
+    named = [ref for ref, root in history.refs.items() if root == version.root]
+    rows = [("root", version.root.hex()), ("size", f"{size / 1e6:.1f} MB"), ("refs", ", ".join(named) or "none")]
+    if commit:
+        rows += [
+            ("committed", _when(version.at.time_ns)), ("author", commit.author), ("message", commit.message),
+            ("parent", commit.parent.hex() if commit.parent else "none"), ("line", commit.ref or "none"),
+            ("changed", ", ".join(layer for layer, _ in commit.layers)),
+        ]  # fmt: skip
+    if version.left:
+        rows.append(("left", f"{_when(version.left.time_ns)}, its last ref"))
+    table = Table(Column(no_wrap=True), "", box=None, show_header=False)
+    for row in rows:
         table.add_row(*row)
     wide_console().print(table)
     return 0
 
 
-def move_ref(target: Target, name: str, root: str) -> int:
-    try:
-        found = asyncio.run(move(target, name, root))
-    except Conflict:
-        raise Conflict(f"the change log of {target.model} moved at the same time: look at it, and try again") from None
-    wide_console().print(f"{name} → {found.hex()}")
+def diff(target: Target, old: str, new: str) -> int:
+    async def find() -> list[tuple[str, str, str]]:
+        async with opened(target) as weights:
+            names = [name.removeprefix(_FINGERPRINT) for name in (old, new)]
+            found = await weights.diff(*names)
+        return [(one.name, f"{len(one.blocks)} of {one.of}", f"{one.bytes / 1e6:.2f}") for one in found]
+
+    rows = asyncio.run(find())
+    if not rows:
+        wide_console().print("no tensor differs")
+        return 0
+    table = Table("tensor", Column("blocks", justify="right"), Column("MB", justify="right"), box=None)
+    for row in rows:
+        table.add_row(*row)
+    wide_console().print(table)
+    return 0
+
+
+def move_ref(target: Target, name: str, root: str | None) -> int:
+    async def move() -> Digest | None:
+        async with opened(target) as weights:
+            return await weights.move_ref(name, root, message="moved by hand")
+
+    found = asyncio.run(move())
+    wide_console().print(f"{name} → {found.hex() if found else 'nothing'}")
+    return 0
+
+
+def rollback(target: Target, name: str) -> int:
+    async def back() -> Digest:
+        async with opened(target) as weights:
+            return await weights.rollback(name)
+
+    wide_console().print(f"{name} → {asyncio.run(back()).hex()}")
+    return 0
+
+
+def canary(target: Target, root: str | None, share: float) -> int:
+    """Begins a canary, or ends it (no root)."""
+
+    async def change() -> Digest | None:
+        async with opened(target) as weights:
+            return await weights.canary(root, share)
+
+    found = asyncio.run(change())
+    wide_console().print(f"{CANARY} → {found.hex()} for {share:.0%} of the sessions" if found else f"{CANARY} ended")
+    return 0
+
+
+def forget(target: Target, names: Sequence[str]) -> int:
+    """Gives up versions that no ref needs: the named ones, or all."""
+
+    async def give_up() -> tuple[Digest, ...]:
+        async with opened(target) as weights:
+            roots = [(await weights.resolve(name)).root for name in names]
+            return await weights.forget(roots or None)
+
+    gone = asyncio.run(give_up())
+    what = ", ".join(map(_short, gone)) if gone else "nothing"
+    wide_console().print(f"given up: {what}")
     return 0
 
 
@@ -95,7 +240,11 @@ def _rows(found: list[tuple[int, int, LogEntry]]) -> Iterator[tuple[str, ...]]:
     if not found:
         raise NotFound("the change log is empty")
     for seq, time_ns, entry in found:
-        yield (str(seq), time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ns / 1e9)), *describe(entry))
+        yield (str(seq), _when(time_ns), *describe(entry))
+
+
+def _when(time_ns: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ns / 1e9))
 
 
 def _short(root: Digest | None) -> str:

@@ -12,6 +12,7 @@ from pdbus.backoff import backoff_s
 from pdbus.bus.bus import Bus
 from pdbus.bus.bus import connect as connect_bus
 from pdbus.client.resume import Object, Resumed
+from pdbus.client.weights import Weights
 from pdbus.context import RequestContext, new_id
 from pdbus.errors import Corrupt, PdbusError
 from pdbus.messages.router import InferRequest
@@ -38,6 +39,8 @@ class Client:
         self._to = INFER(model=model.partition("@")[0])
         self._timeout_s = timeout_s
         self._rng = random.Random()  # noqa: S311 - spreads retries
+        self.weights = Weights(bus, model.partition("@")[0])
+        """Updates and versions of the model. `connect` ends what it starts; else its `close` does."""
 
     async def chat(self, messages: Sequence[Object], *, timeout_s: float | None = None, **fields: Any) -> Object:
         """The whole answer, a `chat.completion`."""
@@ -121,7 +124,11 @@ class Client:
 async def connect(nats_url: str, model: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> AsyncIterator[Client]:
     """A client with a connection of its own. Raises Unavailable where no NATS server answers within `timeout_s`."""
     async with connect_bus(nats_url, name=f"pdbus client of {model}", wait_s=timeout_s) as bus:
-        yield Client(bus, model, timeout_s=timeout_s)
+        client = Client(bus, model, timeout_s=timeout_s)
+        try:
+            yield client
+        finally:
+            await client.weights.close()
 
 
 def _plain(prompt: str | Sequence[int] | Sequence[str]) -> str | list[Any]:

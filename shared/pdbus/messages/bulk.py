@@ -30,6 +30,15 @@ class BlockHead:
     index: int
 
 
+@dataclass(frozen=True, slots=True)
+class StagedHead:
+    """One block of an update; `index` counts in Stage's blocks."""
+
+    index: int
+    unpacked: int = 0
+    """Bytes of what the body, compressed with zstd, holds; 0: it is not compressed."""
+
+
 KV_FINAL = -1
 
 

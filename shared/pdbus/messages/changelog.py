@@ -21,6 +21,8 @@ class Commit:
     layers: tuple[tuple[str, Digest], ...]
     """Layers whose digests differ from the parent's."""
     precision: str = "fp32"
+    ref: str = "stable"
+    """The line that it continues: its ref follows once the fleet has the root ready. Empty: the root only exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,16 @@ class Ref:
     root: Digest | None
     author: str
     message: str = ""
+    share: float | None = None
+    """Of the sessions that name no ref, the part from 0 to 1 that this one takes. None: none, unless it is `stable`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """These roots are gone at once, whatever the rollback window; those that a ref or a pending head names stay."""
+
+    roots: tuple[Digest, ...]
+    author: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +66,9 @@ class Checkpoint:
     refs: tuple[tuple[str, Digest], ...]
     roots: tuple[Digest, ...]
     members: tuple[str, ...]
+    heads: tuple[tuple[str, Digest], ...] = ()
+    """Of lines whose head its ref doesn't name."""
+    shares: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +79,7 @@ class LogEntry:
     abort: Abort | None = None
     ref: Ref | None = None
     member: Member | None = None
+    forget: Forget | None = None
     checkpoint: Checkpoint | None = None
 
     @property

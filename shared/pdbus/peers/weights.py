@@ -83,6 +83,18 @@ class BlockReader:
         (tensor,) = tensors
         return await self._fetch({tensor: blocks_of_rows(tensor.shape, tensor.dtype, rows)}, ctx, progress)
 
+    async def blocks(self, tensor: Tensor, indices: Iterable[int], ctx: RequestContext) -> dict[int, memoryview]:
+        """Single blocks of a tensor by index. Raises as `manifest`."""
+        found: dict[Digest, memoryview] = {}
+
+        async def put(digest: Digest, content: memoryview) -> None:
+            found[digest] = memoryview(bytes(content))
+
+        chosen = {index: tensor.blocks[index] for index in indices}
+        wanted = [Wanted(digest, shard_of(tensor.name, index)) for index, digest in chosen.items()]
+        await self._fetcher.fetch(wanted, put, ctx)
+        return {index: found[digest] for index, digest in chosen.items()}
+
     async def _fetch(
         self, blocks: Mapping[Tensor, range], ctx: RequestContext, progress: Progress | None
     ) -> dict[str, Array]:

@@ -2,6 +2,9 @@
 
 Pure: entries come in by `apply`, in the order of the log, each once. What an entry can't mean is ignored, for every
 reader alike: a ref to a root that no commit made, a commit after its own abort.
+
+A line is a ref and the commits that continue it. Its head is the last of those commits, or what the ref was moved to
+since; while the two differ the head is pending: workers get ready for it, and the ref follows.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ class Version:
     """Its first commit; or the checkpoint entry that lists it, where the log begins later."""
     commit: Commit | None
     left: Moment | None = None
-    """When it left its last ref, or, never named, was followed by a newer commit. None: it is wanted."""
+    """When it left its last ref, or, never named, was followed by a newer head. None: it is wanted."""
 
 
 class History:
@@ -45,11 +48,11 @@ class History:
     def __init__(self) -> None:
         self.seq = 0
         """The last entry applied."""
-        self.newest: Digest | None = None
-        """Root of the last commit."""
-        self.pending: Digest | None = None
-        """The newest root, until a ref has named it since its commit."""
+        self.forgotten = 0
+        """Roots that were forgotten so far."""
         self._refs: dict[str, Digest] = {}
+        self._heads: dict[str, Digest] = {}
+        self._shares: dict[str, float] = {}
         self._versions: dict[Digest, Version] = {}
         self._members: set[str] = set()
         self._committed: set[str] = set()
@@ -58,6 +61,20 @@ class History:
     @property
     def refs(self) -> dict[str, Digest]:
         return dict(self._refs)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """By ref, the part of the sessions naming no ref that it takes."""
+        return dict(self._shares)
+
+    def head(self, line: str) -> Digest | None:
+        """What the next commit on that line has to have for its parent."""
+        return self._heads.get(line)
+
+    @property
+    def pending(self) -> dict[str, Digest]:
+        """By line, the head that its ref does not name yet."""
+        return {line: head for line, head in self._heads.items() if self._refs.get(line) != head}
 
     @property
     def roots(self) -> dict[Digest, Version]:
@@ -70,9 +87,10 @@ class History:
 
     @property
     def wanted(self) -> tuple[Digest, ...]:
-        """The roots that workers hold: what refs name, and the newest commit until it gets its ref. Without repeats."""
-        pending = (self.pending,) if self.pending else ()
-        return tuple(dict.fromkeys((*(self._refs[name] for name in sorted(self._refs)), *pending)))
+        """The roots that workers hold: what refs name, and the pending heads. Without repeats."""
+        pending = self.pending
+        named = (*(self._refs[name] for name in sorted(self._refs)), *(pending[line] for line in sorted(pending)))
+        return tuple(dict.fromkeys(named))
 
     def retained(self, now_ns: int, keep_s: float) -> tuple[Digest, ...]:
         """The roots that must stay fetchable: wanted ones, and those that left less than `keep_s` ago."""
@@ -93,13 +111,19 @@ class History:
     def outcome(self, commit: Commit) -> Literal["committed", "aborted", "conflict", "open"]:
         """What became of a commit whose append failed its compare, or whose answer got lost.
 
-        committed: it is in the log. aborted: its abort is, so stop. conflict: another commit came after its parent, and
-        `newest` is the winner. open: only other entries came in between; append it again at the new sequence."""
+        committed: it is in the log. aborted: its abort is, so stop. conflict: its line has another head than its parent
+        now, the winner. open: only other entries came in between; append it again at the new sequence."""
         if commit.tx in self._committed:
             return "committed"
         if commit.tx in self._aborted:
             return "aborted"
-        return "open" if self.newest == commit.parent else "conflict"
+        if not commit.ref:
+            return "open" if commit.parent is None or commit.parent in self._versions else "conflict"
+        return "open" if self.head(commit.ref) == commit.parent else "conflict"
+
+    def is_open(self, tx: str) -> bool:
+        """Neither a commit nor an abort of the transaction is in the log."""
+        return tx not in self._committed and tx not in self._aborted
 
     def apply(self, seq: int, time_ns: int, entry: LogEntry) -> None:
         """Folds in the next entry. Raises ValueError for one that is not behind the last."""
@@ -116,6 +140,10 @@ class History:
             self._move(entry.ref)
         elif entry.member:
             (self._members.add if entry.member.action == "join" else self._members.discard)(entry.member.server)
+        elif entry.forget:
+            for root in (set(entry.forget.roots) - before) & self._versions.keys():
+                del self._versions[root]
+                self.forgotten += 1
         elif entry.checkpoint:
             self._restore(entry.checkpoint, now)
         after = set(self.wanted)
@@ -125,21 +153,27 @@ class History:
             self._versions[root] = replace(self._versions[root], left=None)
 
     def _commit(self, commit: Commit, now: Moment) -> None:
-        """A root committed again keeps its first lineage and is the newest once more."""
+        """A root committed again keeps its first lineage, and heads the line once more."""
         if commit.tx in self._aborted or commit.tx in self._committed:
             return
         self._committed.add(commit.tx)
-        self._versions.setdefault(commit.root, Version(commit.root, now, commit))
-        self.newest = commit.root
-        self.pending = None if commit.root in self._refs.values() else commit.root
+        left = None if commit.ref else now
+        self._versions.setdefault(commit.root, Version(commit.root, now, commit, left))
+        if commit.ref:
+            self._heads[commit.ref] = commit.root
 
     def _move(self, ref: Ref) -> None:
+        """A removed ref takes its line with it."""
+        if ref.root is not None and ref.root not in self._versions:
+            return
+        self._shares.pop(ref.name, None)
         if ref.root is None:
             self._refs.pop(ref.name, None)
-        elif ref.root in self._versions:
-            self._refs[ref.name] = ref.root
-            if self.pending == ref.root:
-                self.pending = None
+            self._heads.pop(ref.name, None)
+            return
+        self._refs[ref.name] = self._heads[ref.name] = ref.root
+        if ref.share is not None:
+            self._shares[ref.name] = ref.share
 
     def _restore(self, checkpoint: Checkpoint, now: Moment) -> None:
         """Only a reader that joined late learns from it: to all others it says what they know."""
@@ -148,8 +182,9 @@ class History:
         for root in checkpoint.roots:
             self._versions[root] = Version(root, now, None, left=now)
         self._refs = {name: root for name, root in checkpoint.refs if root in self._versions}
+        self._heads = self._refs | {line: root for line, root in checkpoint.heads if root in self._versions}
+        self._shares = {name: share for name, share in checkpoint.shares if name in self._refs}
         self._members = set(checkpoint.members)
-        self.newest = checkpoint.roots[-1] if checkpoint.roots else None
 
     def _starting_with(self, prefix: str) -> Iterator[Digest]:
         return (root for root in self._versions if root.hex().startswith(prefix))

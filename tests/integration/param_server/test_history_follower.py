@@ -91,7 +91,7 @@ async def test_an_entry_that_cant_be_understood_still_counts_for_a_compare(
         with pytest.raises(Conflict):
             await bus.logs.append(to, commit(A), expected_seq=0)
         await bus.logs.append(to, commit(A), expected_seq=follower.seq)
-        await follower.wait_for(lambda history: history.newest == A, Deadline.after(5))
+        await follower.wait_for(lambda history: history.head("stable") == A, Deadline.after(5))
 
 
 async def test_a_log_that_was_lost_begins_anew_and_so_does_the_history(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ async def test_a_log_that_was_lost_begins_anew_and_so_does_the_history(tmp_path:
             await asyncio.wait_for(lost.wait(), 10)
             await bus.logs.ensure()
             await bus.logs.append(to, commit(B))
-            await follower.wait_for(lambda history: history.newest == B, Deadline.after(10))
+            await follower.wait_for(lambda history: history.head("stable") == B, Deadline.after(10))
             assert list(follower.history.roots) == [B]
 
 

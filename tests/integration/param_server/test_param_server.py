@@ -69,8 +69,9 @@ class Stage:
 
     async def root(self) -> bytes:
         await self.follower.caught_up(Deadline.after(5))
-        assert self.follower.history.newest
-        return self.follower.history.newest
+        head = self.follower.history.head("stable")
+        assert head
+        return head
 
     async def read(self, within_s: float = 20.0) -> dict[str, np.ndarray]:
         """The newest version, by a reader that knows nothing yet."""

@@ -66,28 +66,35 @@ async def test_the_log_is_told_in_order(target: Target) -> None:
     ]  # fmt: skip
 
 
+async def move(target: Target, name: str, root: str) -> bytes | None:
+    async with weights.opened(target) as opened:
+        return await opened.move_ref(name, root)
+
+
 async def test_a_ref_is_moved_by_a_prefix_and_back_again(bus: Bus, target: Target) -> None:
-    assert await weights.move(target, "stable", NEW.hex()[:8]) == NEW
+    assert await move(target, "stable", NEW.hex()[:8]) == NEW
     assert (await _history(bus, target.model)).history.refs == {"stable": NEW}
-    assert await weights.move(target, "stable", OLD.hex()) == OLD
+    assert await move(target, "stable", OLD.hex()) == OLD
     assert (await _history(bus, target.model)).history.refs == {"stable": OLD}
 
 
-async def test_moving_a_ref_to_where_it_is_writes_nothing(bus: Bus, target: Target) -> None:
+async def test_moving_a_ref_to_where_it_is_only_calls_a_pending_version_off(bus: Bus, target: Target) -> None:
+    await move(target, "stable", "stable")
+    assert (await _history(bus, target.model)).history.pending == {}
     before = await bus.logs.last_seq(CHANGELOG(model=target.model))
-    await weights.move(target, "stable", "stable")
+    await move(target, "stable", "stable")
     assert await bus.logs.last_seq(CHANGELOG(model=target.model)) == before
 
 
 async def test_a_version_that_does_not_exist_is_refused(target: Target) -> None:
     with pytest.raises(NotFound, match="feedbeef"):
-        await weights.move(target, "stable", "feedbeef")
+        await move(target, "stable", "feedbeef")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "pd>", "*", "é", "-x", "x" * 65, "feedbeef", OLD.hex(), "root-1"])
 async def test_a_name_that_no_ref_can_have_is_refused(target: Target, name: str) -> None:
     with pytest.raises(InvalidRequest, match="can't name a ref"):
-        await weights.move(target, name, OLD.hex())
+        await move(target, name, OLD.hex())
 
 
 async def test_param_servers_that_are_gone_leave_and_others_stay(bus: Bus, target: Target, tmp_path: Path) -> None:

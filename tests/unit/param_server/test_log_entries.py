@@ -6,7 +6,7 @@ import pytest
 
 from pdbus.messages.changelog import Commit, LogEntry, Ref
 from pdbus.messages.presence import WHOLE_PROMPTS, Card
-from pdbus.param_server.commit import changed_layers, is_new_wish, ref_is_due
+from pdbus.param_server.commit import changed_layers, due_refs, is_new_wish
 from pdbus.weights.history import History
 from tests.support.weights import manifest_and_blocks, some_arrays
 
@@ -18,7 +18,7 @@ def after(*steps: bytes | tuple[str, bytes]) -> History:
     history = History()
     for seq, step in enumerate(steps, 1):
         if isinstance(step, bytes):
-            entry = LogEntry(commit=Commit(f"tx{seq}", step, history.newest, "me", "", ()))
+            entry = LogEntry(commit=Commit(f"tx{seq}", step, history.head("stable"), "me", "", ()))
         else:
             entry = LogEntry(ref=Ref(step[0], step[1], "me"))
         history.apply(seq, seq, entry)
@@ -47,32 +47,31 @@ def card(service: str, *roots: bytes, state: str = "ready") -> Card:
     return Card(service, "x", "i", 1, state, "m", roots)  # type: ignore[arg-type]
 
 
-def test_the_ref_moves_when_a_worker_of_each_kind_is_ready_with_the_root() -> None:
+def test_a_ref_moves_when_a_worker_of_each_kind_is_ready_with_the_head() -> None:
     history = after(A)
     ready = [card("prefill", B), card("prefill", B, A)], [card("decode", A)]
-    assert ref_is_due(history, A, *ready)
-    assert not ref_is_due(history, A, [], ready[1])
-    assert not ref_is_due(history, A, ready[0], [])
-    assert not ref_is_due(history, A, ready[0], [card("decode", B)])
-    assert not ref_is_due(history, A, ready[0], [card("decode", A, state="starting")])
-    assert not ref_is_due(history, A, ready[0], [card("decode", A, state="draining")])
+    assert due_refs(history, *ready) == {"stable": A}
+    assert not due_refs(history, [], ready[1])
+    assert not due_refs(history, ready[0], [])
+    assert not due_refs(history, ready[0], [card("decode", B)])
+    assert not due_refs(history, ready[0], [card("decode", A, state="starting")])
+    assert not due_refs(history, ready[0], [card("decode", A, state="draining")])
 
 
-def test_the_ref_moves_for_a_decode_worker_that_needs_no_other() -> None:
+def test_a_ref_moves_for_a_decode_worker_that_needs_no_other() -> None:
     history, alone = after(A), replace(card("decode", A), local_tokens=WHOLE_PROMPTS)
-    assert ref_is_due(history, A, [], [alone])
-    assert not ref_is_due(history, A, [], [replace(alone, local_tokens=512)])
-    assert not ref_is_due(history, A, [], [replace(alone, state="starting")])
-    assert not ref_is_due(history, A, [], [replace(alone, roots=(B,)), card("decode", A)])
+    assert due_refs(history, [], [alone])
+    assert not due_refs(history, [], [replace(alone, local_tokens=512)])
+    assert not due_refs(history, [], [replace(alone, state="starting")])
+    assert not due_refs(history, [], [replace(alone, roots=(B,)), card("decode", A)])
 
 
-def test_the_ref_of_a_root_that_has_been_named_or_overtaken_is_left_alone() -> None:
+def test_only_heads_that_their_refs_do_not_name_are_due() -> None:
     workers = [card("prefill", A, B)], [card("decode", A, B)]
-    assert not ref_is_due(after(A, ("stable", A)), A, *workers)
-    assert not ref_is_due(after(A, ("stable", A), B), A, *workers)
-    assert ref_is_due(after(A, ("stable", A), B), B, *workers)
-    assert not ref_is_due(after(A, ("stable", A), B, ("stable", B), ("stable", A)), B, *workers)
-    assert ref_is_due(after(A, ("canary", A)), A, *workers)  # nothing is stable yet
+    assert due_refs(after(A, ("stable", A)), *workers) == {}
+    assert due_refs(after(A, ("stable", A), B), *workers) == {"stable": B}
+    assert due_refs(after(A, ("stable", A), B, ("stable", B), ("stable", A)), *workers) == {}
+    assert due_refs(after(A, ("canary", A)), *workers) == {"stable": A}
 
 
 def test_a_commit_names_the_layers_that_differ_from_its_parent() -> None:

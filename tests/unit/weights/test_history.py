@@ -3,21 +3,20 @@ from __future__ import annotations
 import pytest
 
 from pdbus.errors import InvalidRequest, NotFound
-from pdbus.messages.changelog import Abort, Checkpoint, Commit, LogEntry, Member, Ref
+from pdbus.messages.changelog import Abort, Checkpoint, Commit, Forget, LogEntry, Member, Ref
 from pdbus.weights.history import History, Moment
 
 A, B, C = bytes([0xAA]) * 32, bytes([0xBB]) * 32, bytes([0xCC]) * 32
 S = 1_000_000_000
 
 
-def commit(root: bytes, parent: bytes | None = None, tx: str | None = None) -> LogEntry:
-    return LogEntry(
-        commit=Commit(tx or f"tx-{root.hex()[:2]}-{parent and parent.hex()[:2]}", root, parent, "me", "", ())
-    )
+def commit(root: bytes, parent: bytes | None = None, tx: str | None = None, line: str = "stable") -> LogEntry:
+    tx = tx or f"tx-{root.hex()[:2]}-{parent and parent.hex()[:2]}"
+    return LogEntry(commit=Commit(tx, root, parent, "me", "", (), ref=line))
 
 
-def ref(name: str, root: bytes | None) -> LogEntry:
-    return LogEntry(ref=Ref(name, root, "me"))
+def ref(name: str, root: bytes | None, share: float | None = None) -> LogEntry:
+    return LogEntry(ref=Ref(name, root, "me", share=share))
 
 
 def folded(*entries: LogEntry) -> History:
@@ -30,7 +29,7 @@ def folded(*entries: LogEntry) -> History:
 
 def test_a_commit_makes_a_root_exist_and_wanted_before_any_ref_names_it() -> None:
     history = folded(commit(A))
-    assert (history.newest, history.pending, history.wanted) == (A, A, (A,))
+    assert (history.head("stable"), history.pending, history.wanted) == (A, {"stable": A}, (A,))
     assert history.roots[A].at == Moment(1, S)
     assert history.refs == {}
 
@@ -38,7 +37,7 @@ def test_a_commit_makes_a_root_exist_and_wanted_before_any_ref_names_it() -> Non
 def test_a_ref_names_a_root_and_is_resolved_like_its_first_digits() -> None:
     history = folded(commit(A), ref("stable", A))
     assert history.resolve("stable") == history.resolve("aaaaaa") == history.resolve(A.hex()) == A
-    assert history.pending is None
+    assert history.pending == {}
     for unknown in ("canary", "aaaaa", "bbbbbb", "AAAAAA", ""):
         with pytest.raises(NotFound):
             history.resolve(unknown)
@@ -61,9 +60,9 @@ def test_a_root_leaves_when_its_last_ref_moves_on_and_returns_by_a_rollback() ->
     assert back.wanted == (B, A)
 
 
-def test_after_a_rollback_the_newest_commit_is_no_longer_wanted() -> None:
+def test_after_a_rollback_the_last_commit_is_no_longer_wanted_nor_the_head() -> None:
     history = folded(commit(A), ref("stable", A), commit(B, A), ref("stable", B), ref("stable", A))
-    assert history.newest == B
+    assert history.head("stable") == A
     assert history.wanted == (A,)
     assert history.roots[B].left == Moment(5, 5 * S)
 
@@ -74,9 +73,9 @@ def test_a_commit_that_never_got_a_ref_leaves_with_the_next_one() -> None:
     assert history.roots[B].left == Moment(4, 4 * S)
 
 
-def test_a_root_committed_again_is_the_newest_and_keeps_its_lineage() -> None:
+def test_a_root_committed_again_is_the_head_and_keeps_its_lineage() -> None:
     history = folded(commit(A), ref("stable", A), commit(B, A), ref("stable", B), commit(A, B))
-    assert (history.newest, history.pending, history.wanted) == (A, A, (B, A))
+    assert (history.head("stable"), history.pending, history.wanted) == (A, {"stable": A}, (B, A))
     assert history.roots[A].at.seq == 1
     assert history.roots[A].left is None
 
@@ -115,7 +114,45 @@ def test_a_commit_after_its_abort_is_void_and_an_abort_after_its_commit_too() ->
 
 def test_a_commit_repeated_under_its_transaction_counts_once() -> None:
     history = folded(commit(A, tx="t"), commit(B, A), commit(A, tx="t"))
-    assert history.newest == B
+    assert history.head("stable") == B
+
+
+def test_lines_go_on_apart_and_only_a_commit_or_move_on_the_same_line_is_a_conflict() -> None:
+    log = [commit(A), ref("stable", A), ref("canary", A), commit(B, A, line="canary")]
+    assert folded(*log).pending == {"canary": B}
+    assert folded(*log).head("stable") == A
+    mine = Commit("mine", C, A, "me", "", ())
+    assert folded(*log).outcome(mine) == "open"
+    assert folded(*log, ref("stable", B)).outcome(mine) == "conflict"
+    assert folded(*log).outcome(Commit("mine", C, A, "me", "", (), ref="canary")) == "conflict"
+
+
+def test_a_commit_without_a_line_exists_and_is_not_wanted() -> None:
+    history = folded(commit(A), ref("stable", A), commit(B, A, line=""))
+    assert history.wanted == (A,)
+    assert history.roots[B].left == Moment(3, 3 * S)
+    assert folded(commit(A), commit(C, A)).outcome(Commit("x", B, A, "me", "", (), ref="")) == "open"
+
+
+def test_a_removed_ref_takes_its_line_with_it() -> None:
+    history = folded(commit(A), ref("stable", A), ref("canary", A), commit(B, A, line="canary"), ref("canary", None))
+    assert (history.refs, history.head("canary"), history.wanted) == ({"stable": A}, None, (A,))
+
+
+def test_a_forgotten_root_is_gone_unless_it_is_wanted() -> None:
+    log = [commit(A), ref("stable", A), commit(B, A), ref("stable", B), commit(C, B)]
+    history = folded(*log, LogEntry(forget=Forget((A, B, C), "me")))
+    assert list(history.roots) == [B, C]
+    with pytest.raises(NotFound):
+        history.resolve("aaaaaa")
+    assert folded(*log, LogEntry(forget=Forget((A,), "me")), ref("stable", A)).refs == {"stable": B}
+
+
+def test_the_last_move_of_a_ref_says_its_share() -> None:
+    log = [commit(A), ref("stable", A), ref("canary", A, 0.1)]
+    assert folded(*log).shares == {"canary": 0.1}
+    assert folded(*log, ref("canary", A)).shares == {}
+    assert folded(*log, ref("canary", None)).shares == {}
 
 
 def test_members_join_and_leave_and_repeat_themselves_without_harm() -> None:
@@ -126,12 +163,13 @@ def test_members_join_and_leave_and_repeat_themselves_without_harm() -> None:
 
 
 def test_a_late_joiner_learns_the_state_from_a_checkpoint_and_others_ignore_it() -> None:
-    checkpoint = LogEntry(checkpoint=Checkpoint((("stable", A),), (A, B), ("p-0",)))
+    state = Checkpoint((("stable", A), ("canary", A)), (A, B), ("p-0",), (("stable", B),), (("canary", 0.1),))
+    checkpoint = LogEntry(checkpoint=state)
     late = folded(checkpoint)
-    assert late.refs == {"stable": A}
-    assert late.wanted == (A,)
+    assert late.refs == {"stable": A, "canary": A}
+    assert late.pending == {"stable": B}
+    assert late.shares == {"canary": 0.1}
     assert late.members == ("p-0",)
-    assert late.newest == B
     early = folded(commit(C), checkpoint)
     assert list(early.roots) == [C]
 

@@ -1,0 +1,179 @@
+"""Brings the blocks of one update to their owners, and sees to it that they are durable there."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from pdbus.backoff import backoff_s
+from pdbus.bus.bus import Bus
+from pdbus.bus.presence import Fleet
+from pdbus.caching.compression import pack
+from pdbus.canonical import content_digest
+from pdbus.client.weights.edits import NewBlock
+from pdbus.context import Deadline, RequestContext
+from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest, PdbusError
+from pdbus.messages.bulk import StagedHead
+from pdbus.messages.common import Digest
+from pdbus.messages.param_server import Prepare, Stage, StagedBlock
+from pdbus.peers.history import HistoryFollower
+from pdbus.subjects import TRANSFER, WEIGHTS_PREPARE, WEIGHTS_STAGE
+from pdbus.weights.placement import REPLICAS, ranked
+
+_MOST_BLOCKS = 512
+_MOST_BYTES = 64 << 20
+"""Of one stream: what is lost with it is sent again."""
+_MOST_DIGESTS = 4096
+_AT_ONCE = 4
+_ANSWER_S = 10.0
+
+
+class Stager:
+    """`staged` blocks are kept until the end: a server that could not make one of its delta gets it whole."""
+
+    def __init__(
+        self, bus: Bus, model: str, follower: HistoryFollower, fleet: Fleet, tx: str, deadline: Deadline
+    ) -> None:
+        self._bus, self._model, self._follower, self._fleet = bus, model, follower, fleet
+        self._tx, self._deadline = tx, deadline
+        self._deadline_ns = deadline.wall_ns  # once: servers know the transaction by it
+        self._rng = random.Random()  # noqa: S311 - spreads retries
+        self._blocks: dict[Digest, NewBlock] = {}
+        self._everywhere: set[Digest] = set()
+        self.sent_bytes = 0
+        """Of block contents, as they travelled."""
+
+    def live(self) -> tuple[str, ...]:
+        """The servers that updates go to, by id."""
+        members = set(self._follower.history.members)
+        cards = self._fleet.live("param_server")
+        return tuple(card.id for card in cards if card.model == self._model and card.id in members)
+
+    async def send(self, blocks: Sequence[NewBlock], *, everywhere: bool = False) -> None:
+        """Sends blocks to their owners, or to every server. A server that fails is left to `settle`.
+
+        Raises DeadlineExceeded where no server is there."""
+        distinct = {block.digest: block for block in blocks}
+        self._blocks |= distinct
+        if everywhere:
+            self._everywhere |= distinct.keys()
+        await self._somebody()
+        await self._send(self._places(distinct.values()))
+
+    async def settle(self) -> None:
+        """Returns once every block is durable on as many owners as there can be. Raises DeadlineExceeded, Conflict
+        where the transaction has ended meanwhile."""
+        retries = 0
+        while lacking := await self._lacking():
+            retries += 1
+            wait_s = backoff_s(retries, self._rng) if retries > 1 else 0.0
+            if self._deadline.remaining_s <= wait_s:
+                raise DeadlineExceeded(f"{', '.join(sorted(lacking))} did not take all of the update in time")
+            await asyncio.sleep(wait_s)
+            await self._send(lacking, whole=True)
+
+    def _places(self, blocks: Iterable[NewBlock]) -> dict[str, list[NewBlock]]:
+        """By server, the blocks that it is to hold now."""
+        live = self.live()
+        ranks: dict[int, tuple[str, ...]] = {}
+        places: defaultdict[str, list[NewBlock]] = defaultdict(list)
+        for block in blocks:
+            if block.digest in self._everywhere:
+                owners: Collection[str] = live
+            else:
+                shard = block.shard
+                owners = ranks.get(shard) or ranks.setdefault(shard, ranked(shard, live)[:REPLICAS])
+            for server in owners:
+                places[server].append(block)
+        return dict(places)
+
+    async def _send(self, places: Mapping[str, Sequence[NewBlock]], *, whole: bool = False) -> None:
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def send(server: str, part: Sequence[NewBlock]) -> None:
+            async with gate:
+                try:
+                    await self._stage(server, part, whole)
+                except (Conflict, InvalidRequest):
+                    raise
+                except PdbusError:
+                    return  # `settle` sees what is missing
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for server, blocks in places.items():
+                    for part in _parts(blocks):
+                        group.create_task(send(server, part))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _stage(self, server: str, blocks: Sequence[NewBlock], whole: bool) -> None:
+        told = tuple(
+            StagedBlock(block.digest, len(block.content))
+            if whole
+            else StagedBlock(block.digest, len(block.content), block.form, block.base)
+            for block in blocks
+        )
+        ctx = RequestContext(self._deadline.within(_ANSWER_S))
+        to = WEIGHTS_STAGE(model=self._model, server=server)
+        reply = await self._bus.call(to, Stage(self._tx, told, self._deadline_ns), ctx)
+        if all(reply.have):
+            return
+        subject = TRANSFER.name(address=reply.address, stream=reply.stream)
+        async with self._bus.bulk.send(subject, self._deadline) as out:
+            for index, block in enumerate(blocks):
+                if reply.have[index]:
+                    continue
+                body = bytes(block.content) if whole or block.body is None else block.body
+                if block.body is None and content_digest(block.content) != block.digest:
+                    raise InvalidRequest(f"{block.tensor} changed while it was being pushed", param=block.tensor)
+                packed = await asyncio.to_thread(pack, body)
+                self.sent_bytes += len(packed or body)
+                await out.item(StagedHead(index, len(body) if packed else 0), packed or body)
+
+    async def _lacking(self) -> dict[str, list[NewBlock]]:
+        """What each server has still to be sent, by its own word; all, where it doesn't answer but is there."""
+        places = self._places(self._blocks.values())
+        if not places:
+            await self._somebody()
+            places = self._places(self._blocks.values())
+
+        async def ask(server: str, blocks: Sequence[NewBlock]) -> list[NewBlock]:
+            missing: set[Digest] = set()
+            for start in range(0, len(blocks), _MOST_DIGESTS):
+                digests = tuple(block.digest for block in blocks[start : start + _MOST_DIGESTS])
+                ctx = RequestContext(self._deadline.within(_ANSWER_S))
+                message = Prepare(self._tx, digests, self._deadline_ns)
+                try:
+                    reply = await self._bus.call(WEIGHTS_PREPARE(model=self._model, server=server), message, ctx)
+                except (Conflict, InvalidRequest):
+                    raise
+                except PdbusError:
+                    missing.update(digests)
+                else:
+                    missing.update(reply.missing)
+            return [block for block in blocks if block.digest in missing]
+
+        answers = await asyncio.gather(*(ask(server, blocks) for server, blocks in places.items()))
+        return {server: lacking for server, lacking in zip(places, answers, strict=True) if lacking}
+
+    async def _somebody(self) -> None:
+        try:
+            await self._fleet.wait_for(lambda _: bool(self.live()), self._deadline)
+        except (DeadlineExceeded, TimeoutError):
+            raise DeadlineExceeded("no param-server is there to take the update") from None
+
+
+def _parts(blocks: Sequence[NewBlock]) -> Iterator[Sequence[NewBlock]]:
+    part: list[NewBlock] = []
+    size = 0
+    for block in blocks:
+        if part and (len(part) >= _MOST_BLOCKS or size + len(block.content) > _MOST_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(block)
+        size += len(block.content)
+    if part:
+        yield part

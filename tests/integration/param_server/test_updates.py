@@ -1,0 +1,257 @@
+"""Updates on real param-servers: staged, prepared, committed or aborted; what travels; what is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pdbus.bus.bus import connect
+from pdbus.bus.presence import Presence
+from pdbus.client.weights import Weights
+from pdbus.context import Deadline, RequestContext
+from pdbus.errors import Conflict, InvalidRequest, NotFound
+from pdbus.messages.presence import Card
+from pdbus.param_server.service import ParamServerService
+from pdbus.param_server.settings import ParamServerSettings
+from pdbus.peers.history import HistoryFollower
+from pdbus.peers.weights import BlockReader
+from tests.support.checkpoints import tiny_checkpoint
+from tests.support.until import until
+
+EMBED, Q0 = "model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"
+UP1, NORM = "model.layers.1.mlp.up_proj.weight", "model.norm.weight"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"), "llama")
+
+
+class Rig:
+    """Two param-servers with one checkpoint, and a client of its weights."""
+
+    def __init__(self, url: str, model: str, folder: Path, life: AsyncExitStack) -> None:
+        self.url, self.model, self.folder, self.life = url, model, folder, life
+        self.servers: dict[str, ParamServerService] = {}
+        self._lives: dict[str, AsyncExitStack] = {}
+
+    async def start(self, name: str, checkpoint: Path | None = None) -> None:
+        id, source = f"{self.model}-{name}", str(checkpoint) if checkpoint else None
+        settings = ParamServerSettings(id=id, model=self.model, data=self.folder / name, checkpoint=source)
+        life = self._lives[name] = await self.life.enter_async_context(AsyncExitStack())
+        bus = await life.enter_async_context(connect(self.url, name=name))
+        service = self.servers[name] = await life.enter_async_context(ParamServerService(settings, bus))
+
+        def card(seq: int) -> Card:
+            return service.card(Card("param_server", id, bus.incarnation, seq, "ready", self.model))
+
+        await life.enter_async_context(Presence(bus, card))
+
+    async def stop(self, name: str) -> None:
+        del self.servers[name]
+        await self._lives.pop(name).aclose()
+
+
+@pytest.fixture
+async def rig(nats_url: str, tmp_path: Path, unique: Callable[[str], str], checkpoint: Path) -> AsyncIterator[Rig]:
+    async with AsyncExitStack() as life:
+        rig = Rig(nats_url, unique("updates"), tmp_path, life)
+        await rig.start("a", checkpoint)
+        await rig.start("b", checkpoint)
+        yield rig
+
+
+@pytest.fixture
+async def weights(rig: Rig) -> AsyncIterator[Weights]:
+    async with connect(rig.url, name="pusher") as bus:
+        weights = Weights(bus, rig.model)
+        yield weights
+        await weights.close()
+
+
+async def tensors(rig: Rig, root: bytes) -> dict[str, np.ndarray]:
+    """The version as a reader gets it that knows nothing yet."""
+    async with connect(rig.url, name="reader") as bus, HistoryFollower(bus, rig.model) as follower:
+        await follower.wait_for(lambda history: root in history.roots, Deadline.after(10))
+        return await BlockReader(bus, rig.model, follower).tensors(root, RequestContext.after(20))
+
+
+async def test_a_commit_makes_a_version_that_differs_in_what_was_staged_and_nothing_else(
+    rig: Rig, weights: Weights
+) -> None:
+    before = await tensors(rig, await _head(weights))
+    rng = np.random.default_rng(0)
+    new = rng.normal(size=before[Q0].shape).astype(np.float32)
+    rows, columns = before[EMBED].shape
+    a, b = (rng.normal(size=size).astype(np.float32) for size in ((rows, 2), (2, columns)))
+    async with weights.begin(message="all forms") as update:
+        await update.stage(Q0, new)
+        await update.stage_rows(UP1, [3, 1], before[UP1][:2] + 1)
+        await update.stage_elements(NORM, [0, 5], [2.0, 3.0])
+        await update.stage_low_rank(EMBED, a, b)
+        done = await update.commit()
+    assert done.changed_blocks >= 4
+    after = await tensors(rig, done.root)
+    up = before[UP1].copy()
+    up[[3, 1]] = before[UP1][:2] + 1
+    norm = before[NORM].copy()
+    norm[[0, 5]] = [2.0, 3.0]
+    expected = before | {Q0: new, UP1: up, NORM: norm}
+    assert np.allclose(after.pop(EMBED), expected.pop(EMBED) + a @ b, atol=1e-5)
+    assert all(np.array_equal(after[name], expected[name]) for name in expected)
+    version = await weights.resolve(done.root.hex())
+    assert version.commit
+    assert [layer for layer, _ in version.commit.layers] == ["embed", "layers.0", "layers.1", "head"]
+    assert version.commit.parent
+    diffs = await weights.diff(version.commit.parent.hex(), done.root.hex())
+    assert {diff.name for diff in diffs} == {EMBED, Q0, UP1, NORM}
+
+
+async def _head(weights: Weights) -> bytes:
+    head = (await weights.history()).head("stable")
+    assert head
+    return head
+
+
+async def test_only_what_differs_travels(rig: Rig, weights: Weights) -> None:
+    before = await tensors(rig, await _head(weights))
+    new = before[EMBED].copy()
+    new[0, :3] += 1
+    async with weights.begin() as update:
+        assert await update.stage(EMBED, new, before=before[EMBED]) == 1
+        assert await update.stage(Q0, before[Q0]) == 0
+        done = await update.commit()
+    assert done.changed_blocks == 1
+    assert done.sent_bytes < 30_000  # three elements and the manifests, to two servers
+    assert np.array_equal((await tensors(rig, done.root))[EMBED], new)
+
+
+async def test_a_wrong_idea_of_what_was_there_costs_bytes_and_not_the_result(rig: Rig, weights: Weights) -> None:
+    before = await tensors(rig, await _head(weights))
+    async with weights.begin() as update:
+        await update.stage(EMBED, before[EMBED] + 1, before=before[EMBED] + 2)
+        done = await update.commit()
+    assert np.array_equal((await tensors(rig, done.root))[EMBED], before[EMBED] + 1)
+
+
+async def test_an_update_of_nothing_makes_no_version(rig: Rig, weights: Weights) -> None:
+    head = await _head(weights)
+    before = await tensors(rig, head)
+    assert (await weights.push_state_dict(before)).root == head
+    assert (await weights.history()).head("stable") == head
+
+
+async def test_of_two_updates_at_once_one_wins_and_the_other_is_told_by_whom(weights: Weights, rig: Rig) -> None:
+    async with weights.begin() as first:
+        await first.stage_elements(NORM, [0], [5.0])
+        async with weights.begin() as second:
+            await second.stage_elements(NORM, [1], [6.0])
+            won = await first.commit()
+            with pytest.raises(Conflict, match="moved on to"):
+                await second.commit()
+    assert await _head(weights) == won.root
+    norm = (await tensors(rig, won.root))[NORM]
+    assert norm[0] == 5.0
+    assert norm[1] != 6.0
+
+
+async def test_lines_go_on_apart(weights: Weights) -> None:
+    head = await _head(weights)
+    await weights.move_ref("stable", head.hex())
+    await weights.canary(head.hex(), 0.25)
+    async with weights.begin(ref="canary") as one, weights.begin() as other:
+        await one.stage_elements(NORM, [0], [5.0])
+        await other.stage_elements(NORM, [0], [6.0])
+        await one.commit()
+        await other.commit()
+    history = await weights.history()
+    assert history.pending.keys() == {"canary", "stable"}
+    assert history.shares == {"canary": 0.25}
+
+
+async def test_an_update_that_is_left_leaves_nothing(rig: Rig, weights: Weights) -> None:
+    head = await _head(weights)
+    async with weights.begin() as update:
+        await update.stage(Q0, np.zeros((await weights.manifest(head)).tensors[Q0].shape, np.float32))
+    assert await _head(weights) == head
+    for server in rig.servers.values():
+        await until(lambda server=server: not list(server._staging.transactions))
+        packs = len(server._store.packs)
+        assert await server._upkeep.reclaim() > 0
+        assert len(server._store.packs) == packs - 1
+
+
+async def test_a_coordinator_that_dies_is_aborted_after_its_deadline(rig: Rig, weights: Weights) -> None:
+    async with connect(rig.url, name="dying") as bus:
+        dying = Weights(bus, rig.model)
+        context = dying.begin(timeout_s=3.0)
+        update = await context.__aenter__()
+        await update.stage_elements(NORM, [0], [5.0])
+        await dying.close()  # and nothing more is heard of it
+    assert any(list(server._staging.transactions) for server in rig.servers.values())
+    for server in rig.servers.values():
+        await until(lambda server=server: not list(server._staging.transactions), within_s=15.0)
+
+
+async def test_a_transaction_outlives_a_restart_of_its_server(rig: Rig, weights: Weights) -> None:
+    async with weights.begin() as update:
+        await update.stage_elements(NORM, [0], [5.0])
+        for name in ("a", "b"):
+            await rig.stop(name)
+            await rig.start(name)
+        for server in rig.servers.values():
+            assert [one.tx for one in server._staging.transactions]
+            await server._upkeep.reclaim()
+        done = await update.commit()
+    assert (await tensors(rig, done.root))[NORM][0] == 5.0
+
+
+async def test_with_one_of_two_servers_gone_the_update_goes_to_the_other_and_is_copied_later(
+    rig: Rig, weights: Weights
+) -> None:
+    await rig.stop("b")
+    async with weights.begin() as update:
+        await update.stage_elements(NORM, [0], [5.0])
+        done = await update.commit()
+    await rig.start("b")
+    await until(lambda: done.root in rig.servers["b"]._upkeep.roots, within_s=15.0)
+    await rig.stop("a")
+    assert (await tensors(rig, done.root))[NORM][0] == 5.0
+
+
+async def test_what_can_not_be_pushed_is_refused_with_the_reason(weights: Weights) -> None:
+    await _head(weights)
+    async with weights.begin() as update:
+        with pytest.raises(NotFound, match="no tensor"):
+            await update.stage("nothing.weight", np.zeros(3, np.float32))
+        with pytest.raises(InvalidRequest, match="shape"):
+            await update.stage(Q0, np.zeros(3, np.float32))
+        with pytest.raises(InvalidRequest, match="finite"):
+            await update.stage_elements(NORM, [0], [np.nan])
+        with pytest.raises(InvalidRequest, match="twice"):
+            await update.stage_elements(NORM, [0, 0], [1.0, 2.0])
+        with pytest.raises(InvalidRequest, match="indices are 0 to"):
+            await update.stage_rows(Q0, [10**6], np.zeros((1, 1), np.float32))
+        with pytest.raises(InvalidRequest, match="does not fit"):
+            await update.stage_low_rank(Q0, np.zeros((1, 1), np.float32), np.zeros((1, 1), np.float32))
+
+
+async def test_a_rollback_and_forgetting(rig: Rig, weights: Weights) -> None:
+    first = await _head(weights)
+    await weights.move_ref("stable", first.hex())
+    async with weights.begin() as update:
+        await update.stage_elements(NORM, [0], [5.0])
+        second = (await update.commit()).root
+    await weights.move_ref("stable", second.hex())
+    with pytest.raises(Conflict, match="in use"):
+        await weights.forget([second])
+    assert await weights.rollback() == first
+    assert await weights.forget() == (second,)
+    with pytest.raises(NotFound):
+        await weights.resolve(second.hex())
+    for server in rig.servers.values():
+        await until(lambda server=server: second not in server._store, within_s=15.0)
