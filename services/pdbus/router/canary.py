@@ -1,7 +1,7 @@
 """Which ref a session that names none is served by. Pure.
 
-A ref with a share takes that part of the sessions, by a stable hash: a session keeps its version for as long as the shares
-stay, on every router, and raising one share moves no session that had another canary.
+A ref with a share takes that part of the sessions, by a stable hash: a session keeps its version for as long as the
+shares stay, on every router, and raising one share moves no session that had another canary.
 """
 
 from __future__ import annotations
