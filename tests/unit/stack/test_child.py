@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pdbus.native.cores import ledger
 from pdbus.stack import child as child_module
 from pdbus.stack.child import Child, Inherited, backoff_s, how
 from pdbus.stack.folder import alive
@@ -51,6 +52,12 @@ os.fstat(int(os.environ["PDBUS_LIFELINE_FD"]))
 print(os.environ["PDBUS_X"])
 """
 
+COUNT = """
+import os, pathlib
+from pdbus.native.cores import Cell
+print(Cell(pathlib.Path(os.environ["PDBUS_CORES_FILE"])).cores)
+"""
+
 
 class Watch:
     """Records what the child's owner is told."""
@@ -80,9 +87,10 @@ class Watch:
 async def _kept(tmp_path: Path, code: str, **settings: str) -> AsyncIterator[tuple[Child, Watch]]:
     watch = Watch()
     lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
-    with lifeline_pipe() as lifeline:
-        plan = Script("decode", "decode-1", settings, code)
-        child = Child(plan, LogFile(tmp_path / "log"), Inherited(lifeline, lock), watch.on_start, watch.on_death)
+    with lifeline_pipe() as lifeline, ledger(5) as cores:
+        inherited = Inherited(lifeline, lock, cores)
+        plan = Script("decode", "decode-1", {"PDBUS_CORES_FILE": inherited.cores_file or "", **settings}, code)
+        child = Child(plan, LogFile(tmp_path / "log"), inherited, watch.on_start, watch.on_death)
         keeping = asyncio.create_task(child.keep_running())
         try:
             yield child, watch
@@ -161,6 +169,13 @@ async def test_it_gets_its_settings_and_the_lifeline(tmp_path: Path) -> None:
     async with _kept(tmp_path, TELL, PDBUS_X="7") as (child, watch):
         await watch.until(lambda: bool(watch.deaths))
         assert child.last_lines() == ["7"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the ledger is for the native engine, on Linux")
+async def test_each_life_of_a_child_finds_the_ledger_of_cores(tmp_path: Path) -> None:
+    async with _kept(tmp_path, COUNT) as (child, watch):
+        await watch.until(lambda: len(watch.deaths) >= 2)
+        assert child.last_lines() == ["5"]
 
 
 def test_backoff_grows_and_is_bounded() -> None:

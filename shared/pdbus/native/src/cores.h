@@ -61,8 +61,8 @@ class Cores {
     static constexpr int64_t COMPUTING = 1;
     // In the midst of a step a stamp is renewed by each piece of work: whose is older has died, or waits for something.
     static constexpr int64_t LOST_NS = 250'000'000;
-    // Between two steps an engine goes on counting: longer than the gap between steps of one answer.
-    static constexpr int64_t LINGER_NS = 12'000'000;
+    // Between two steps an engine goes on counting, as long as those of one answer may lie apart on a busy machine.
+    static constexpr int64_t LINGER_NS = 20'000'000;
 
     bool computes(int64_t stamp) const {
         return stamp && now_ - stamp < (stamp & COMPUTING ? LOST_NS : LINGER_NS);
