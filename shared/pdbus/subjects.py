@@ -33,6 +33,8 @@ from pdbus.messages import (
 Q = TypeVar("Q")
 R = TypeVar("R")
 
+_PLAIN = re.compile(r"[A-Za-z0-9_-]+")
+
 ANY = "*"
 """As a token: every value (for subscriptions)."""
 
@@ -41,6 +43,8 @@ def encode_token(name: str) -> str:
     """Percent-encodes all but `[A-Za-z0-9_-]`. Raises ValueError for an empty name."""
     if not name:
         raise ValueError("a subject token can't be empty")
+    if _PLAIN.fullmatch(name):
+        return name
     return re.sub(r"[^A-Za-z0-9_-]", lambda m: "".join(f"%{byte:02X}" for byte in m[0].encode()), name)
 
 
