@@ -33,54 +33,52 @@ class TileAttention<Int8> {
 
     void block(int block, Partial out) {
         const KeyRange keys(tile_, block);
+        for (int i = 0; i < keys.pages(); i++) {
+            const PageHead<Int8> page(pool_, layer_, tile_.pages[keys.begin / PAGE + i], kv_head_, head_dim_);
+            k_[i] = page.k, v_[i] = page.v, k_scale_[i] = page.k_scale, v_scale_[i] = page.v_scale;
+        }
         score(keys);
         for (int r = 0; r < rows_; r++) weigh(keys, r, out);
-        const int8_t* v[KEY_BLOCK / PAGE];
-        for (int i = 0; i < keys.pages(); i++) v[i] = page_at(keys.begin + i * PAGE).v;
         by_rows<VALUED_AT_ONCE>(rows_, [&](auto n, int r) {
             int d = 0;
-            for (; d + VALUES_WIDE * LANES <= head_dim_; d += VALUES_WIDE * LANES) values<n(), VALUES_WIDE>(v, keys.pages(), r, d, out.value);
-            for (; d < head_dim_; d += LANES) values<n(), 1>(v, keys.pages(), r, d, out.value);
+            for (; d + VALUES_WIDE * LANES <= head_dim_; d += VALUES_WIDE * LANES) values<n(), VALUES_WIDE>(keys.pages(), r, d, out.value);
+            for (; d < head_dim_; d += LANES) values<n(), 1>(keys.pages(), r, d, out.value);
         });
     }
 
   private:
-    PageHead<Int8> page_at(int at) const { return {pool_, layer_, tile_.pages[at / PAGE], kv_head_, head_dim_}; }
-
     void score(const KeyRange& keys) {
-        int next = keys.begin;
+        int page = 0;
         if (rows_ <= FEW_SCORED)
-            for (; next + PAGE < keys.end; next += 2 * PAGE) score_pages<FEW_SCORED, 2>(keys, next);
-        for (; next < keys.end; next += PAGE) score_pages<SCORED_AT_ONCE, 1>(keys, next);
+            for (; page + 1 < keys.pages(); page += 2) score_pages<FEW_SCORED, 2>(keys, page);
+        for (; page < keys.pages(); page++) score_pages<SCORED_AT_ONCE, 1>(keys, page);
     }
 
     template <int R, int P>
-    void score_pages(const KeyRange& keys, int at) {
-        const int8_t* k[P];
-        for (int p = 0; p < P; p++) {
-            const int ahead = at + (p + P) * PAGE;
-            k[p] = page_at(at + p * PAGE).k;
-            prefetch(page_at(at + p * PAGE).v, PAGE * head_dim_);
-            if (ahead < keys.end) prefetch(page_at(ahead).k, PAGE * head_dim_);
+    void score_pages(const KeyRange& keys, int page) {
+        for (int p = page; p < page + P; p++) {
+            prefetch(v_[p], PAGE * head_dim_);
+            if (p + P < keys.pages()) prefetch(k_[p + P], PAGE * head_dim_);
         }
-        by_rows<R>(rows_, [&](auto n, int row) { score_rows<n(), P>(keys, k, at, row); });
+        by_rows<R>(rows_, [&](auto n, int row) { score_rows<n(), P>(keys, page, row); });
     }
 
     // Rows row to row + R against P pages. The query's scale comes later.
     template <int R, int P>
-    void score_rows(const KeyRange& keys, const int8_t* const* k, int at, int row) {
+    void score_rows(const KeyRange& keys, int page, int row) {
         SignedDot dot[P][R];
         PD_UNROLL for (int p = 0; p < P; p++)
-            PD_UNROLL for (int r = 0; r < R; r++) dot[p][r] = SignedDot(q_lift_[row + r]);
+            PD_UNROLL for (int r = 0; r < R; r++) dot[p][r].start(q_lift_[row + r]);
         const int8_t* q = q_ + row * Q_STRIDE;
         PD_KEEP_LOOP
         for (int d = 0; d < head_dim_; d += 4)
             PD_UNROLL for (int p = 0; p < P; p++) {
-                SignedWeights keys_of(k[p] + d * PAGE);
-                PD_UNROLL for (int r = 0; r < R; r++) dot[p][r].add(q + r * Q_STRIDE + d, keys_of);
+                const SignedWeights some(k_[page + p] + d * PAGE);
+                PD_UNROLL for (int r = 0; r < R; r++) dot[p][r].add(q + r * Q_STRIDE + d, some);
             }
-        PD_UNROLL for (int p = 0; p < P; p++, at += PAGE) {
-            F16x scale = load(page_at(at).k_scale);
+        PD_UNROLL for (int p = 0; p < P; p++) {
+            const int at = keys.begin + (page + p) * PAGE;
+            F16x scale = load(k_scale_[page + p]);
             PD_UNROLL for (int r = 0; r < R; r++) {
                 F16x score = mul(to_float(dot[p][r].whole), scale);
                 if (!keys.all_see(at)) score = within(score, fill(NEVER), at, tile_.first(row + r), tile_.last(row + r));
@@ -98,8 +96,9 @@ class TileAttention<Int8> {
         out.peak[r] = seen == NEVER ? NEVER : peak;
         const F16x factor = fill(q_scale_[r]), offset = fill(-peak);
         F16x total = zero(), largest = zero();
-        for (int at = keys.begin; seen != NEVER && at < keys.end; at += PAGE, row += PAGE) {
-            F16x weight = exp2(fma(load(row), factor, offset)), scaled = mul(weight, load(page_at(at).v_scale));
+        for (int page = 0; seen != NEVER && page < keys.pages(); page++, row += PAGE) {
+            const int at = keys.begin + page * PAGE;
+            F16x weight = exp2(fma(load(row), factor, offset)), scaled = mul(weight, load(v_scale_[page]));
             if (!keys.all_see(at)) {  // what an unwritten token's scale makes of it may be anything
                 weight = within(weight, zero(), at, tile_.first(r), tile_.last(r));
                 scaled = within(scaled, zero(), at, tile_.first(r), tile_.last(r));
@@ -110,7 +109,7 @@ class TileAttention<Int8> {
         }
         out.total[r] = sum(total);
         const float top = greatest(largest);
-        v_scale_[r] = top / MOST_WEIGHT;
+        weight_scale_[r] = top / MOST_WEIGHT;
         const F16x steps = fill(top > 0.0f ? MOST_WEIGHT / top : 0.0f);
         row = score_ + r * KEY_BLOCK;
         for (int at = 0; at < keys.end - keys.begin; at += PAGE) store_weights(weights + at, to_int(top > 0.0f ? mul(load(row + at), steps) : zero()));
@@ -118,12 +117,14 @@ class TileAttention<Int8> {
 
     // 16 * C dimensions of R rows.
     template <int R, int C>
-    void values(const int8_t* const* v, int pages, int row, int d, float* out) const {
+    void values(int pages, int row, int d, float* out) const {
         WeightedSum sum[R][C];
+        PD_UNROLL for (int r = 0; r < R; r++)
+            PD_UNROLL for (int c = 0; c < C; c++) sum[r][c].clear();
         const Weight* weights = weight_ + row * KEY_BLOCK;
         for (int page = 0; page < pages; page++)
             PD_KEEP_LOOP for (int four = 0; four < 4; four++, weights += 4) {
-                const int8_t* at = v[page] + (four * head_dim_ + d) * 4;
+                const int8_t* at = v_[page] + (four * head_dim_ + d) * 4;
                 FourValues some[C];
                 PD_UNROLL for (int c = 0; c < C; c++) some[c] = FourValues(at + c * 64);
                 PD_UNROLL for (int r = 0; r < R; r++) {
@@ -133,14 +134,18 @@ class TileAttention<Int8> {
             }
         PD_UNROLL for (int r = 0; r < R; r++)
             PD_UNROLL for (int c = 0; c < C; c++)
-                store(out + size_t(row + r) * head_dim_ + d + c * LANES, mul(to_float(sum[r][c].whole()), fill(v_scale_[row + r])));
+                store(out + size_t(row + r) * head_dim_ + d + c * LANES, mul(to_float(sum[r][c].whole()), fill(weight_scale_[row + r])));
     }
 
     const QueryTile& tile_;
     const PdPool& pool_;
     const int layer_, kv_head_, head_dim_, rows_;
+    // Of the pages of a block.
+    const int8_t *k_[KEY_BLOCK / PAGE], *v_[KEY_BLOCK / PAGE];
+    const float *k_scale_[KEY_BLOCK / PAGE], *v_scale_[KEY_BLOCK / PAGE];
+    // Of the rows.
     alignas(64) int8_t q_[TILE_ROWS * Q_STRIDE];
-    float q_scale_[TILE_ROWS], v_scale_[TILE_ROWS];  // of a row's query; of its weighted values
+    float q_scale_[TILE_ROWS], weight_scale_[TILE_ROWS];
     int32_t q_lift_[TILE_ROWS];
     alignas(64) float score_[TILE_ROWS * KEY_BLOCK];
     alignas(64) Weight weight_[TILE_ROWS * KEY_BLOCK];

@@ -37,15 +37,15 @@ struct SignedWeights {
     explicit SignedWeights(const void* w) : raised{_mm512_xor_si512(load64(w).v, _mm512_set1_epi8(-128))} {}
 };
 struct SignedDot {
-    I16x whole = ints(0);
-    SignedDot() = default;
-    explicit SignedDot(const int32_t& lift) : whole(ints(lift)) {}
+    I16x whole;
+    void start(const int32_t& lift) { whole = ints(lift); }
     void add(const void* a, const SignedWeights& w) { dot_unsigned_weights(whole, a, w.raised); }
 };
 
 // Sums of 0 to 15 times int8, over 32 inputs.
 struct NibbleDot {
-    I16x sum = ints(0);
+    I16x sum;
+    void clear() { sum = ints(0); }
     void add(const void* a, B64 w) { dot_unsigned_weights(sum, a, w); }
     I16x whole() const { return sum; }
 };
@@ -63,7 +63,8 @@ struct FourValues {
     explicit FourValues(const int8_t* p) : v(load64(p)) {}
 };
 struct WeightedSum {
-    I16x total = ints(0);
+    I16x total;
+    void clear() { total = ints(0); }
     void add(const FourWeights& p, const FourValues& values) {
         asm("vpdpbusd %2, %1, %0" : "+v"(total.v) : "v"(p.v), "v"(values.v.v));
     }
@@ -86,9 +87,8 @@ struct SignedWeights {
     explicit SignedWeights(const void* w) : signs(load64(w)), sizes{_mm256_abs_epi8(signs.a), _mm256_abs_epi8(signs.b)} {}
 };
 struct SignedDot {
-    I16x whole = ints(0);
-    SignedDot() = default;
-    explicit SignedDot(const int32_t&) {}
+    I16x whole;
+    void start(const int32_t&) { whole = ints(0); }
     void add(const void* a, const SignedWeights& w) {
         __m256i four = _mm256_set1_epi32(four_bytes(a)), ones = _mm256_set1_epi16(1);
         __m256i p = _mm256_maddubs_epi16(w.sizes.a, _mm256_sign_epi8(four, w.signs.a));
@@ -100,7 +100,8 @@ struct SignedDot {
 
 // 8 sums of two products of at most 15 * 127 fit 16 bits: one widening at the end.
 struct NibbleDot {
-    __m256i p = _mm256_setzero_si256(), q = _mm256_setzero_si256();
+    __m256i p, q;
+    void clear() { p = q = _mm256_setzero_si256(); }
     void add(const void* a, B64 w) {
         __m256i four = _mm256_set1_epi32(four_bytes(a));
         p = _mm256_add_epi16(p, _mm256_maddubs_epi16(w.a, four));
@@ -130,7 +131,7 @@ struct FourValues {
 };
 struct WeightedSum {
     __m256i part[4];
-    WeightedSum() {
+    void clear() {
         for (__m256i& one : part) one = _mm256_setzero_si256();
     }
     void add(const FourWeights& p, const FourValues& values) {

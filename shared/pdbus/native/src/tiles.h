@@ -39,7 +39,10 @@ inline void tile_i8(const PdLinear& linear, const Activations& a, int row, int p
     const RowsGroup* x = a.block(row);
     constexpr int CHAINS = R == 1 ? 4 : R == 2 ? 2 : 1;  // of one row's sum, which is exact in any order
     SignedDot dot[R][CHAINS];
-    PD_UNROLL for (int r = 0; r < R; r++) dot[r][0] = SignedDot(a.lifts[row + r]);
+    PD_UNROLL for (int r = 0; r < R; r++) {
+        dot[r][0].start(a.lifts[row + r]);
+        PD_UNROLL for (int c = 1; c < CHAINS; c++) dot[r][c].whole = ints(0);
+    }
     for (int g = 0; g < groups; g++, w += GROUP * LANES, x++)
         PD_UNROLL for (int j = 0; j < GROUP / 4; j++) {
             SignedWeights weights(w + 64 * j);
@@ -62,6 +65,7 @@ inline void tile_g4(const PdLinear& linear, const Activations& a, int row, int p
     PD_UNROLL for (int r = 0; r < R; r++) sum[r] = zero();
     for (int g = 0; g < groups; g++, w += G4_BLOCK, x++) {
         NibbleDot dot[R];
+        PD_UNROLL for (int r = 0; r < R; r++) dot[r].clear();
         PD_UNROLL for (int j = 0; j < 4; j++) {
             B64 both = load64(w + 64 * j), lower = low_half(both), upper = high_half(both);
             PD_UNROLL for (int r = 0; r < R; r++) {
@@ -87,7 +91,7 @@ inline void tile_g8(const PdLinear& linear, const Activations& a, int row, int p
     PD_UNROLL for (int r = 0; r < R; r++) sum[r] = zero();
     for (int g = 0; g < groups; g++, w += G8_BLOCK, x++) {
         SignedDot dot[R];
-        PD_UNROLL for (int r = 0; r < R; r++) dot[r] = SignedDot(x->lift[r]);
+        PD_UNROLL for (int r = 0; r < R; r++) dot[r].start(x->lift[r]);
         PD_UNROLL for (int j = 0; j < GROUP / 4; j++) {
             SignedWeights weights(w + 64 * j);
             PD_UNROLL for (int r = 0; r < R; r++) dot[r].add(x->bytes[r] + 4 * j, weights);
