@@ -38,6 +38,8 @@ class Caller:
     """Its request id is the router's own: ids from outside name nothing."""
     cache: CacheControl
     idempotency_key: str | None = None
+    session: str | None = None
+    """What the caller says that this request belongs to: it is served by one version while canaries run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,8 @@ class Frontend:
                 self._results.put(plan.key, plan.version.root, caller.ctx, answer.outputs, once=once)
 
     async def _prepare(self, request: GenerateRequest, caller: Caller) -> tuple[Answer, Plan]:
-        root = self.models.resolve(request.ref)  # again: the ref may have moved while the request waited
+        # again: the ref may have moved while the request waited
+        root = self.models.resolve(self.models.ref_for(request.ref, session_of(request, caller)))
         plan = await self._plan(request, caller, root)
         answer = Answer(caller.ctx.request_id, request, plan.version, plan.prompts, caller.ctx.deadline)
         answer.outputs = [self._output(plan, answer, choice) for choice in range(len(plan.prompts) * request.n)]
@@ -195,6 +198,16 @@ class Frontend:
             prompt_logprobs=request.logprobs if request.echo else None,
         )
         return Generation(ticket, output, plan.version, plan.compute_class, self._hub, self._bus, ctx, self._rng)
+
+
+def session_of(request: GenerateRequest, caller: Caller) -> bytes:
+    """Names a session, by what is known of it: the caller's word, the user, or how the conversation begins."""
+    named = caller.session or request.user
+    if named is not None:
+        return digest(["session", caller.ctx.tenant, named])
+    first = next((at for at, message in enumerate(request.messages) if message.role == "user"), 0)
+    begins = [message.content for message in request.messages[: first + 1]] or [str(request.prompts[0])[:1024]]
+    return digest(["begins", caller.ctx.tenant, begins])
 
 
 def tenant_salt(tenant: str) -> bytes:

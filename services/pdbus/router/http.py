@@ -139,9 +139,11 @@ def _caller(http: web.Request, request: GenerateRequest) -> Caller:
     key = http.headers.get("Idempotency-Key")
     if key is not None and not _is_text(key):
         raise InvalidRequest("Idempotency-Key must be UTF-8", param="Idempotency-Key")
-    return Caller(
-        RequestContext(Deadline.after(timeout_s)), CacheControl.parse(http.headers.get("Cache-Control", "")), key
-    )
+    session = http.headers.get("X-Session-Id")
+    if session is not None and not _is_text(session):
+        raise InvalidRequest("X-Session-Id must be UTF-8", param="X-Session-Id")
+    cache = CacheControl.parse(http.headers.get("Cache-Control", ""))
+    return Caller(RequestContext(Deadline.after(timeout_s)), cache, key, session)
 
 
 async def _stream(

@@ -21,6 +21,7 @@ from pdbus.kv.prefix import PrefixScope
 from pdbus.messages.common import Digest
 from pdbus.model.config import ModelConfig, from_hf
 from pdbus.model.scope import prefix_scope
+from pdbus.router.canary import ref_of
 from pdbus.router.chat_template import ChatTemplate
 from pdbus.router.placement import Kind
 from pdbus.router.prefixes import PrefixKeys
@@ -130,6 +131,12 @@ class Models:
     def check_name(self, model: str) -> None:
         if model != self.model:
             raise NotFound(f"the model {model[:128]!r} does not exist here; this is {self.model!r}", param="model")
+
+    def ref_for(self, ref: str | None, session: bytes) -> str | None:
+        """The ref that serves a session which names `ref`: of those that name none, a canary takes its share."""
+        shares = self._follower.history.shares
+        chosen = ref_of(session, shares, DEFAULT_REF) if ref is None and shares else DEFAULT_REF
+        return ref if chosen == DEFAULT_REF else chosen
 
     def resolve(self, ref: str | None) -> Digest:
         """The root that a request is pinned to: of a ref (`stable` if None), or of a root's first hex digits.

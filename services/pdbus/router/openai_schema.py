@@ -69,6 +69,7 @@ class GenerateRequest:
     logprobs: int | None
     """None: none; else how many best ones beside the chosen token's."""
     return_token_ids: bool
+    user: str | None
     timeout_s: float | None
 
     @property
@@ -214,6 +215,7 @@ def _request(
         logit_bias=_logit_bias(body.logit_bias or {}),
         logprobs=logprobs,
         return_token_ids=bool(body.return_token_ids),
+        user=body.user,
         timeout_s=body.timeout,
     )
     _check_min_tokens(body.min_tokens or 0, request)

@@ -47,7 +47,7 @@ JOINS: Mapping[str, str] = {
 RESOLVED = frozenset({"model", "ref", "messages", "prompts", "max_tokens", "seed"})
 """Join in the form that they were resolved to: the model's name, root, token ids, limits, the seed in force."""
 
-NEUTRAL = frozenset({"stream", "include_usage", "continuous_usage", "return_token_ids", "timeout_s"})
+NEUTRAL = frozenset({"stream", "include_usage", "continuous_usage", "return_token_ids", "user", "timeout_s"})
 """Can't change what is answered, only how it is told."""
 
 _MOST_STORED_BYTES = 900_000

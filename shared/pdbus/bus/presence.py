@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -23,11 +24,13 @@ TICK_S = 0.25
 
 
 class Presence:
-    """Publishes this process's card every half second while the scope lasts. `make_card` gets the card's sequence."""
+    """Publishes this process's card every half second while the scope lasts, and at once when `changed` is set.
+    `make_card` gets the card's sequence."""
 
-    def __init__(self, bus: Bus, make_card: Callable[[int], Card]) -> None:
+    def __init__(self, bus: Bus, make_card: Callable[[int], Card], changed: asyncio.Event | None = None) -> None:
         self._bus = bus
         self._make_card = make_card
+        self._changed = changed or asyncio.Event()
         self._seq = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -47,7 +50,10 @@ class Presence:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(INTERVAL_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(INTERVAL_S):
+                    await self._changed.wait()
+            self._changed.clear()
             try:
                 await self.announce()
             except Exception:

@@ -65,12 +65,17 @@ class Versions:
     Entered, it loads what `want` names; `detail` says for people how far it is. `open_backend` is called in a thread,
     once, for the first version: what it gives computes all of them, and is closed in the end."""
 
-    def __init__(self, source: WeightSource, open_backend: Callable[[ModelConfig], Backend]) -> None:
+    def __init__(
+        self,
+        source: WeightSource,
+        open_backend: Callable[[ModelConfig], Backend],
+        on_change: Callable[[], object] = lambda: None,
+    ) -> None:
         self.backend: Backend | None = None
         """None before the first version."""
         self.kv_roots: dict[Digest, Digest] = {}
         """KV-relevant roots of the versions that are or were here: cached pages may outlive their version."""
-        self._source, self._open_backend = source, open_backend
+        self._source, self._open_backend, self._on_change = source, open_backend, on_change
         self._opening: asyncio.Task[Backend] | None = None
         self._ready: dict[Digest, Version] = {}
         self._wanted: tuple[Digest, ...] = ()
@@ -177,6 +182,7 @@ class Versions:
         for root, version in list(self._ready.items()):
             if root not in self._wanted and root not in self._wishes and not version.pins:
                 del self._ready[root]
+                self._on_change()
                 log.info("version %s dropped", root.hex()[:12])
         return len(self._ready) < before
 
@@ -193,6 +199,7 @@ class Versions:
             return
         self.detail = ""
         self._ready[root] = version
+        self._on_change()
         self.kv_roots[root] = version.scope.kv_root
         self._failures.pop(root, None)
         self._any.set()

@@ -98,7 +98,7 @@ async def _main(service_class: type[Service[S]], settings: S, exporting: Telemet
 async def _live(service: Service[S], exporting: Telemetry, stop: Stop) -> int:
     bus, state = service.bus, _State(service)
     try:
-        async with Presence(bus, state.card) as presence, exporting.load(service.load), service:
+        async with Presence(bus, state.card, service.changed) as presence, exporting.load(service.load), service:
             stop.starting = False
             await bus.register_micro(service.name, service.settings.id, {"model": service.settings.model})
             state.name = "ready"

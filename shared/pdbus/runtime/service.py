@@ -35,6 +35,8 @@ class Service(ABC, Generic[S]):
         self.bus = bus
         self.failure: BaseException | None = None
         self.failed = asyncio.Event()
+        self.changed = asyncio.Event()
+        """Set by the service when others wait for what its card says now: it is published at once."""
 
     @abstractmethod
     async def __aenter__(self) -> Self: ...
