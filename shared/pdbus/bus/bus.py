@@ -113,7 +113,7 @@ class Bus:
             if not future.done():
                 future.set_exception(DeadlineExceeded(f"{to.name} did not answer in time"))
 
-        # A timer and no timeout scope: that takes thrice as long, and all that is waited for is one future.
+        # A timer and no timeout scope: that takes eight times as long, and all that is waited for is one future.
         timer = loop.call_later(max(ctx.deadline.remaining_s, 0.0), late)
         self._waiting.add(future)
         try:
