@@ -13,6 +13,8 @@ from typing import Any
 
 import aiohttp
 
+from pdbus.context import LONGEST_DEADLINE_S
+
 
 @dataclass
 class Observation:
@@ -108,8 +110,9 @@ def _reason(status: int, text: str) -> str:
 
 @asynccontextmanager
 async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    """Connections as many as there are requests, no answer from the result cache, and none kept there."""
+    """Connections as many as there are requests, no answer from the result cache, and none kept there; the server's own
+    deadline is as late as it can be, since what asks has one."""
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
-    headers = {"Cache-Control": "no-store"}
+    headers = {"Cache-Control": "no-store", "X-Request-Timeout-Ms": str(int(LONGEST_DEADLINE_S * 1e3))}
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as opened:
         yield opened

@@ -17,7 +17,7 @@ from loadtest.machine import describe
 from pdbus.model.default import default_checkpoint
 
 CURVES = {
-    "ttft-by-length": ("prompt tokens", "TTFT, ms"),
+    "ttft-by-length": ("prompt tokens", "TTFT, s"),
     "itl-by-batch": ("streams", "ITL, ms"),
     "itl-by-context": ("tokens before", "ITL, ms"),
     "throughput-by-workers": ("prefill and decode workers each", "tokens in and out a second"),
@@ -30,9 +30,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         prog="python -m loadtest grow",
         description="How cost grows, as numbers and as one picture a curve (matplotlib: the extra `plots`).",
     )
-    parser.add_argument("--lengths", nargs="+", type=int, default=[128, 256, 512, 1024, 2048, 4096], metavar="N")
+    parser.add_argument("--lengths", nargs="+", type=int, default=[128, 256, 512, 1024, 2048, 4096, 8000], metavar="N")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8, 16], metavar="N")
-    parser.add_argument("--contexts", nargs="+", type=int, default=[64, 512, 1024, 2048, 4096], metavar="N")
+    parser.add_argument("--contexts", nargs="+", type=int, default=[64, 512, 1024, 2048, 4096, 8000], metavar="N")
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2], metavar="N", help="of each kind")
     parser.add_argument("--routers", nargs="+", type=int, default=[1, 2, 3], metavar="N")
     parser.add_argument("--new-tokens", type=int, default=48, help="of each stream (default: %(default)s)")

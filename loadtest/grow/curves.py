@@ -47,6 +47,6 @@ def render(curves: Sequence[Curve]) -> str:
     """A block of numbers for each curve."""
     blocks = []
     for curve in curves:
-        points = "\n".join(f"  {x:>6} {y:10.1f}" for x, y in curve.points)
+        points = "\n".join(f"  {x:>6} {y:10.4g}" for x, y in curve.points)
         blocks.append(f"{curve.name}: {curve.y_label} by {curve.x_label} (exponent {curve.exponent:.2f})\n{points}")
     return "\n\n".join(blocks)

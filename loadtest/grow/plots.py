@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,10 +25,22 @@ def _plot(curve: Curve, path: Path) -> Path:
     dots = [(x, y) for x, values in curve.samples.items() for y in values]
     axes.scatter(*zip(*dots, strict=True), s=12, alpha=0.4)
     axes.plot(xs, ys, marker="o", label="median")
-    axes.plot(xs, [ys[0] * x / xs[0] for x in xs], linestyle="--", color="grey", label="linear")
-    axes.set(xlabel=curve.x_label, ylabel=curve.y_label, title=curve.name)
+    axes.plot(xs, [ys[0] * x / xs[0] for x in xs], linestyle="--", color="grey", label="in proportion to the first")
+    growth = "" if math.isnan(curve.exponent) else f" ~ x^{curve.exponent:.2f}"
+    axes.set(xlabel=curve.x_label, ylabel=curve.y_label, title=f"{curve.name.replace('-', ' ')}{growth}")
+    axes.set_xlim(left=0, right=1.05 * xs[-1])
     axes.set_ylim(bottom=0, top=1.3 * max(y for _, y in dots))
+    axes.set_xticks(_apart(xs))
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path)
     return path
+
+
+def _apart(xs: Sequence[int]) -> list[int]:
+    """What was measured, as far as labels have room: a twelfth of the axis each."""
+    kept: list[int] = []
+    for x in reversed(xs):
+        if not kept or kept[-1] - x >= xs[-1] / 12:
+            kept.append(x)
+    return kept

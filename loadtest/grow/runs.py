@@ -37,7 +37,7 @@ class Runs:
         async with self._stack() as (running, http):
             for length in lengths:
                 answer = await one(http, running, self.prompts.draw(f"ttft/{number}/{length}", length), 2)
-                curve.add(length, (answer.ttft_s or 0.0) * 1e3)
+                curve.add(length, answer.ttft_s or 0.0)
 
     async def itl(
         self, by_batch: Curve, by_context: Curve, batches: Sequence[int], contexts: Sequence[int], number: int

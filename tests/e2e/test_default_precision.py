@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import pytest
@@ -133,3 +134,28 @@ async def test_not_a_bit_depends_on_batch_chunks_caches_or_the_hand_over(
     assert await _together(default, prompts) == expected
     assert await _together(small_chunks, prompts) == expected
     assert (await _one_by_one(small_chunks, prompts[:4]))[0] == expected[:4]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+async def test_a_prompt_of_the_whole_context_is_answered_and_one_more_token_is_refused(
+    default: Stack, reference: Reference
+) -> None:
+    words = [token for prompt in reference.prompts for token in prompt]
+    context = 8192
+    whole = (words * (context // len(words) + 1))[:context]
+    headers = {"Cache-Control": "no-cache, no-store", "X-Request-Timeout-Ms": "600000"}
+    async with aiohttp.ClientSession(headers=headers) as http:
+
+        async def ask(prompt: list[int]) -> tuple[int, dict[str, Any]]:
+            body = {"model": default.model, "prompt": prompt, "temperature": 0, "max_tokens": 1}
+            async with http.post(f"{default.url}/v1/completions", json=body) as response:
+                return response.status, await response.json()
+
+        status, answer = await ask(whole[:-1])
+        assert status == 200, answer
+        assert answer["usage"]["prompt_tokens"] == context - 1
+        assert answer["usage"]["completion_tokens"] == 1
+        status, answer = await ask(whole)
+        assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+        assert str(context) in answer["error"]["message"]
