@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
@@ -79,11 +80,16 @@ inline void by_rows(int rows, Body&& body) {
     rest_of_rows<R - 1>(rows - at, at, body);
 }
 
-// Joins block after block into what all blocks before it said; `value` starts as zeros.
+// Joins block after block into what all blocks before it said.
 struct Joined {
     float peak = NEVER, total = 0.0f;
     void join(float block_peak, float block_total, const float* block_value, float* value, int head_dim) {
         if (block_peak == NEVER) return;
+        if (peak == NEVER) {
+            std::memcpy(value, block_value, head_dim * sizeof(float));
+            peak = block_peak, total = block_total;
+            return;
+        }
         float top = std::max(peak, block_peak);
         alignas(64) float pair[LANES] = {peak - top, block_peak - top};
         store(pair, exp2(load(pair)));

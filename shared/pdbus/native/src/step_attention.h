@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 
 #include "engine.h"
 
@@ -69,7 +68,6 @@ class StepAttention {
                 const QueryTile tile = at_head(t, h);
                 TileAttention<Kv> attention(tile, pool_, index, h, d);
                 Joined joined[TILE_ROWS];
-                zero_rows(t, h);
                 for (int block = tile.first_block(); block < tile.blocks(); block++) {
                     attention.block(block, {peak, total, value});
                     for (int r = 0; r < tile.rows(); r++)
@@ -96,7 +94,6 @@ class StepAttention {
         for (int pair = 0; pair < pairs; pair++) {
             const int t = pair / model_.kv_heads, h = pair % model_.kv_heads;
             const QueryTile tile = at_head(t, h);
-            zero_rows(t, h);
             for (int r = 0; r < tile.tokens * group; r++) {
                 Joined joined;
                 for (int block = tile.first_block(); block < tile.blocks(); block++) {
@@ -116,10 +113,6 @@ class StepAttention {
     float* seen_row(int t, int kv_head, int r) const {
         const QueryTile& tile = engine_.tiles[t];
         return seen_ + size_t(engine_.tile_at[t] + r / tile.group) * q_width() + (kv_head * tile.group + r % tile.group) * model_.head_dim;
-    }
-    void zero_rows(int t, int kv_head) const {
-        for (int r = 0; r < engine_.tiles[t].rows(); r++)
-            std::memset(seen_row(t, kv_head, r), 0, model_.head_dim * sizeof(float));
     }
 
     Engine& engine_;
