@@ -112,9 +112,11 @@ async def test_a_retry_may_be_read_elsewhere_and_the_text_stays_the_same(http: a
                     assert colocated.tickets
                     await colocated.die()
                 else:
+                    victim = next(worker for worker in r.decodes if worker.tickets)
+                    victim.behaviour.step_s = 60.0  # so that the answer is not over before it dies
                     other.local_tokens = colocated.local_tokens = WHOLE_PROMPTS
                     await until(lambda: all(card.local_tokens for card in r.fleet.live("decode")))
-                    await next(worker for worker in r.decodes if worker.tickets).die()
+                    await victim.die()
         tickets = [ticket for worker in r.workers for ticket in worker.tickets if ticket.attempt > 1]
         assert tickets
         assert all(len(ticket.delivered) >= 5 for ticket in tickets)

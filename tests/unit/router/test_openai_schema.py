@@ -42,7 +42,6 @@ def test_null_is_absent_as_clients_send_it():
 
 def test_what_openai_clients_send_is_accepted_and_changes_nothing():
     neutral = {
-        "user": "u",
         "metadata": {"a": "b"},
         "store": True,
         "service_tier": "auto",
@@ -58,6 +57,10 @@ def test_what_openai_clients_send_is_accepted_and_changes_nothing():
     }
     assert chat(**neutral) == chat()
     assert completion(best_of=2, n=2, suffix="") == completion(n=2)
+
+
+def test_the_user_is_known_and_changes_nothing_that_is_answered():
+    assert chat(user="u") == replace(chat(), user="u")
 
 
 def test_contents_of_text_parts_are_joined():
