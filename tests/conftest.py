@@ -5,11 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Callable
 
+import hypothesis
 import pytest
 import pytest_asyncio
 
 from pdbus.stack.nats_server import EmbeddedNats, embedded_nats
 from tests.support.nats import BusPair, real_pair, twin_pair
+
+# A busy machine is slow, and no failure.
+hypothesis.settings.register_profile("pdbus", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("pdbus")
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -60,7 +60,7 @@ def test_what_openai_clients_send_is_accepted_and_changes_nothing():
 
 
 def test_the_user_is_known_and_changes_nothing_that_is_answered():
-    assert chat(user="u") == replace(chat(), user="u")
+    assert chat(user="u") == dataclasses.replace(chat(), user="u")
 
 
 def test_contents_of_text_parts_are_joined():
