@@ -27,7 +27,7 @@ class ShownToken:
 
 @dataclass(slots=True)
 class Delta:
-    """What is new of one choice. Nobody changes it; frozen, it would take eight times as long to make, with each token."""
+    """What is new of one choice. Nobody changes it; but frozen, it would take eight times as long to make."""
 
     choice: int
     text: str
