@@ -89,7 +89,8 @@ class Handlers:
                 room -= entry.size
                 value = _plain(entry)
             else:
-                large.append(Item(len(found), entry.size, partial(self._load, entry)))
+                load_bytes = 0 if isinstance(entry, Entry) and not entry.packed else entry.size
+                large.append(Item(len(found), entry.size, load_bytes, partial(self._load, entry)))
             age_ms = int((now_s - entry.stored_s) * 1e3)
             from_disk = isinstance(entry, DiskEntry) or key in promoted
             found.append(CacheFound(entry.size, age_ms, material=entry.material, value=value, disk=from_disk))

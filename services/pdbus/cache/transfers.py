@@ -28,6 +28,8 @@ class Item:
 
     index: int
     size: int
+    load_bytes: int
+    """What it takes of memory until it is sent; 0 where it is there as it will be sent."""
     load: Callable[[], Awaitable[Value | None]]
     """None: it is not there any more, and left out."""
 
@@ -46,8 +48,10 @@ class Transfers:
 
     def send(self, address: str, stream: str, items: Sequence[Item], parts: int, deadline: Deadline) -> bool:
         """Begins to send values to a reader's stream; `parts` as in CacheGet. False: too much is on its way already."""
-        cut = [items[run] for run in runs([(item.index, item.size) for item in items], parts, self._run_bytes)]
-        size = min(len(cut), 2) * max(sum(item.size for item in run) for run in cut)  # the next is loaded meanwhile
+        known = [(item.index, item.size, item.load_bytes) for item in items]
+        cut = [items[run] for run in runs(known, parts, self._run_bytes)]
+        loaded = max(sum(item.load_bytes for item in run) for run in cut)
+        size = max(min(len(cut), 2) * loaded, max(item.size for item in items))  # one is loaded while another is sent
         return self._sends.start(size, partial(self._send, address, stream, cut, parts, deadline))
 
     async def take(self, size: int, keep: Callable[[bytes], Awaitable[None]], deadline: Deadline) -> str:

@@ -55,15 +55,20 @@ class Handoff:
         self._pieces: deque[_Piece] = deque()
         self._first: TokenItem | None = None
         self._news = asyncio.Event()
+        self._known = False
+        """It is known how much was cached."""
         self._waits = False
         """Nothing is sent before the first token."""
         self._frames = 0
         self._checksum = 0
 
     def cached(self, tokens: int) -> None:
-        """The first `tokens` tokens are in the pages without having been computed. Comes before any `layer_ready`."""
+        """The first `tokens` tokens are in the pages without having been computed. Nothing is sent before this word."""
+        computed, self._pieces = self._pieces, deque()
         for layer in range(self._worker.pool.format.layers):
             self._add(layer, 0, tokens)
+        self._pieces += computed
+        self._known = True
         # Where little is left to compute, sending the rest beside it would only make the first token late.
         self._waits = (len(self._sequence.ticket.tokens) - tokens) * _SHORT <= tokens
         self._news.set()
@@ -133,9 +138,9 @@ class Handoff:
 
     async def _send_pieces(self, out: Outgoing) -> None:
         while True:
-            while self._pieces and (self._first or not self._waits):
+            while self._pieces and self._known and (self._first or not self._waits):
                 await self._send_piece(out, self._pieces.popleft())
-            if self._first:
+            if self._first and self._known:
                 return
             self._news.clear()
             await self._news.wait()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from pdbus.engine.sequence import Sequence
+from pdbus.engine.sequence import LayerReady, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,17 @@ class Chunk:
         """All known tokens are computed after it: the next one can be sampled."""
         return self.tokens == self.sequence.remaining
 
+    def layer_ready(self, layer: int) -> LayerReady:
+        """What is told of it, before it is counted as computed."""
+        return LayerReady(self.sequence, layer, self.sequence.computed, self.tokens)
+
+
+def wait_for(early: Many[Chunk], layer: int) -> None:
+    """Returns once the layer's cached KV is there that these need. Raises Late."""
+    for chunk in early:
+        if chunk.sequence.arriving:
+            chunk.sequence.arriving.wait(layer)
+
 
 def chunks_of(
     running: Many[Sequence], budget_of: Callable[[int], int], page_tokens: int, turn: int
@@ -29,7 +40,7 @@ def chunks_of(
     enough for all of them, each gets its turn. What they leave goes to the first ones.
 
     `budget_of`: prompt tokens of a step, by the number of answers in it; at least a page. `turn` numbers the step."""
-    active = [one for one in running if one.ready and not one.cancelled]
+    active = [one for one in running if (one.ready or one.arriving) and not one.cancelled]
     tokens = {one: 1 for one in active if one.remaining == 1}
     prompts = sorted((one for one in active if one.remaining > 1), key=lambda one: one.served)
     budget = budget_of(len(tokens))

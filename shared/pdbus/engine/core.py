@@ -17,9 +17,10 @@ from collections.abc import Sequence as Many
 from types import TracebackType
 from typing import Self, TypeVar
 
-from pdbus.engine.chunks import Chunk
+from pdbus.engine.arriving import Arriving, Late
+from pdbus.engine.chunks import Chunk, wait_for
 from pdbus.engine.scheduler import Limits, Scheduler
-from pdbus.engine.sequence import Ended, Event, LayerReady, Produced, Sequence, Started
+from pdbus.engine.sequence import Ended, Event, Produced, Sequence, Started
 from pdbus.engine.step import Abandoned, compute
 from pdbus.engine.swap import Swap
 from pdbus.engine.work import ThreadWork
@@ -119,11 +120,16 @@ class Core:
         """The event loop has filled pages of a sequence that was not ready: its first `computed` tokens are there."""
 
         def resume() -> None:
+            sequence.set_back()
             sequence.computed = max(sequence.computed, computed)
             self._scheduler.publish(sequence)
             sequence.ready = True
 
         self.post(resume)
+
+    def resume_early(self, sequence: Sequence, computed: int, arriving: Arriving) -> None:
+        """As `resume`, which has to follow, while some of these tokens are still on their way."""
+        self.post(lambda: sequence.arrive(computed, arriving))
 
     def cancel(self, sequence: Sequence) -> None:
         """Ends the sequence as soon as it can be: also in mid-pass, where the pass serves only cancelled ones."""
@@ -180,24 +186,32 @@ class Core:
         return bool(turn.groups)
 
     def _compute(self, group: Many[Chunk]) -> list[Event]:
+        early = [chunk for chunk in group if chunk.sequence.arriving]
+
         def on_layer(layer: int) -> None:
             self.progress += 1
             if self._work.stopping or all(chunk.sequence.cancelled for chunk in group):
                 raise Abandoned
-            handed_over = [chunk for chunk in group if chunk.sequence.handoff]
-            self._tell([LayerReady(one.sequence, layer, one.sequence.computed, one.tokens) for one in handed_over])
+            wait_for(early, layer)
+            self._tell([one.layer_ready(layer) for one in group if one.sequence.handoff and one not in early])
 
         try:
             # A step of single tokens ends sooner than the wait for Python's lock in each layer might take.
-            watched = any(chunk.tokens > 1 or chunk.sequence.handoff for chunk in group)
+            watched = early or any(chunk.tokens > 1 or chunk.sequence.handoff for chunk in group)
             outcomes = compute(self.pool, group, on_layer if watched else None)
-        except Abandoned:
-            return []  # nothing was counted as computed; the next turn removes what was cancelled
+        except (Abandoned, Late):  # nothing was counted as computed; the next turn removes what was cancelled
+            for chunk in early:
+                chunk.sequence.set_back()
+            return []
         except Exception as error:
             log.exception("a forward pass failed")
             return [
                 self._end(chunk.sequence, PdbusError(f"the engine failed: {type(error).__name__}")) for chunk in group
             ]
+        for chunk in early:  # now that it will not be taken back
+            chunk.sequence.arriving = None
+            if chunk.sequence.handoff:
+                self._tell([chunk.layer_ready(layer) for layer in range(self.pool.format.layers)])
         for chunk in group:
             self._scheduler.computed(chunk)
         return [event for outcome in outcomes for event in self._events(outcome)]

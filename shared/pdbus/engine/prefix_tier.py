@@ -12,17 +12,15 @@ from types import TracebackType
 from typing import Self
 
 from pdbus.bus.presence import Fleet
-from pdbus.bus.transport import Buffer
 from pdbus.context import RequestContext
+from pdbus.engine.arriving import Arriving
 from pdbus.engine.core import Core
 from pdbus.engine.rates import Rates
 from pdbus.engine.sequence import Sequence
+from pdbus.engine.tier_read import Begin, TierRead
 from pdbus.engine.write_back import WriteBack, material
-from pdbus.errors import Cancelled
-from pdbus.kv.codec import import_layers
 from pdbus.kv.prefix import PageKey
 from pdbus.peers.cache import CacheRing
-from pdbus.peers.cache_prefix import PrefixRead
 from pdbus.telemetry import meter
 
 _MOST_PAGES = 512
@@ -55,12 +53,13 @@ class PrefixTier:
         """Whether to look for so many pages, or to compute them at once."""
         return bool(self._fleet.live("cache")) and self.rates.worth_asking(pages)
 
-    async def fill(self, sequence: Sequence, cached: int, *, decided: bool = False) -> int:
+    async def fill(self, sequence: Sequence, cached: int, begin: Begin, *, decided: bool = False) -> int:
         """Fills the sequence's full pages after its first `cached` tokens, as far as they are found without a gap and
         reading them pays.
 
         Returns the tokens filled. The sequence must not be ready; the last token is always left to be computed.
-        `decided`: that it is worth asking has been found already."""
+        `begin` is called at most once, where computing the rest can begin already: with what will be returned, unless
+        a node fails. `decided`: that it is worth asking has been found already."""
         first = cached // self._page_tokens
         keys = sequence.keys[first : (len(sequence.tokens) - 1) // self._page_tokens]
         if not keys or not (decided or self.worth_asking(len(keys))):
@@ -69,7 +68,12 @@ class PrefixTier:
         filled = 0
         for start in range(0, len(keys), _MOST_PAGES):
             asked = keys[start : start + _MOST_PAGES]
-            read = await self._read(sequence, first + start, asked)
+
+            def begin_after(pages: int, arriving: Arriving, before: int = start, most: int = len(asked)) -> None:
+                if pages < most or before + most == len(keys):  # else there may be more
+                    begin((before + pages) * self._page_tokens, arriving)
+
+            read = await self._read(sequence, first + start, asked, begin_after)
             self._write_back.remember(asked[:read])
             filled += read
             if read < len(asked):
@@ -99,23 +103,19 @@ class PrefixTier:
         self._write_back.put(sequence.keys[:pages], ticket.root, ctx, hot=True)
         self._write_back.put(sequence.keys[pages:full], ticket.root, ctx, hot=False)
 
-    async def _read(self, sequence: Sequence, first: int, keys: Many[PageKey]) -> int:
-        """Reads pages into those of the sequence from its page `first` on; returns how many came whole without a gap.
-
-        A piece is written as it comes: the node cuts them so that each takes well below a millisecond."""
-        pool, ticket = self._core.pool, sequence.ticket
-
-        def take(places: Many[int], layer: int, layers: int, body: Buffer) -> None:
-            pages = sequence.hold.pages
-            if len(pages) < first + len(keys):
-                raise Cancelled("the sequence has ended, and has no pages any more")
-            import_layers(pool, slice(layer, layer + layers), [pages[first + place] for place in places], body)
-
-        return await self._ring.read_prefix(
-            [key.digest for key in keys],
-            ticket.root,
-            [material(key) for key in keys],
-            PrefixRead(len(keys), pool.format.page_bytes, pool.format.layers, take),
-            RequestContext(sequence.deadline, ticket.request_id, ticket.tenant),
-            within_s=self.rates.patience_s(len(keys), _LONGEST_S),
-        )
+    async def _read(self, sequence: Sequence, first: int, keys: Many[PageKey], begin: Begin) -> int:
+        """Reads into the sequence's pages from its page `first` on; returns how many came whole without a gap."""
+        ticket = sequence.ticket
+        rest = len(sequence.tokens) - (first + len(keys)) * self._page_tokens
+        read = TierRead(sequence, self._core.pool, first, len(keys), self.rates.compute_s(rest), begin)
+        try:
+            return await self._ring.read_prefix(
+                [key.digest for key in keys],
+                ticket.root,
+                [material(key) for key in keys],
+                read.into,
+                RequestContext(sequence.deadline, ticket.request_id, ticket.tenant),
+                within_s=self.rates.patience_s(len(keys), _LONGEST_S),
+            )
+        finally:
+            read.end()

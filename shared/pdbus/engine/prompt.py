@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from pdbus.context import Deadline
+from pdbus.engine.arriving import Arriving
 from pdbus.engine.core import Core
 from pdbus.engine.prefix_tier import PrefixTier
 from pdbus.engine.sequence import Sequence, Started
@@ -89,10 +90,16 @@ class Prompt:
         """Reads what the lower tiers have, and lets the engine compute the rest. Returns `cached`."""
         if not self.sequence.ready:
             decided = not self.sequence.handoff
-            self._filled = await self._tier.fill(self.sequence, self._shared, decided=decided)
-            self._resumed_s = time.monotonic()
+            filled = await self._tier.fill(self.sequence, self._shared, self._begin, decided=decided)
+            if filled != self._filled or not filled:
+                self._filled, self._resumed_s = filled, time.monotonic()
             self._core.resume(self.sequence, self.cached)
         return self.cached
+
+    def _begin(self, filled: int, arriving: Arriving) -> None:
+        """So many tokens are all but there: the rest can be computed meanwhile."""
+        self._filled, self._resumed_s = filled, time.monotonic()
+        self._core.resume_early(self.sequence, self.cached, arriving)
 
     def read(self) -> None:
         """All of it is computed: notes how long that took, and keeps its pages for others."""

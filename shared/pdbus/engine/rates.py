@@ -43,10 +43,14 @@ class Rates:
         """A look-up found nothing."""
         self._miss_s.append(taken_s)
 
+    def compute_s(self, tokens: int) -> float | None:
+        """What computing so many takes."""
+        token_s = _median(self._token_s)
+        return None if token_s is None else token_s * tokens
+
     @property
     def page_compute_s(self) -> float | None:
-        token_s = _median(self._token_s)
-        return None if token_s is None else token_s * self._page_tokens
+        return self.compute_s(self._page_tokens)
 
     @property
     def page_read_s(self) -> float | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from pdbus.context import Deadline
+from pdbus.engine.arriving import Arriving
 from pdbus.errors import PdbusError
 from pdbus.kv.pages import PageHold
 from pdbus.kv.prefix import PageKey, PrefixScope
@@ -47,6 +48,10 @@ class Sequence:
     """Tokens from the first on whose KV is in its pages."""
     ready: bool = True
     """False: admitted, but the event loop still fills some of its pages."""
+    arriving: Arriving | None = None
+    """It is computed although it is not ready: what is missing of its first `computed` tokens comes meanwhile."""
+    present: int = 0
+    """With `arriving`: the tokens that do not have to come."""
     cancelled: bool = False
     admitted: int = 0
     """Its number in the order of admission."""
@@ -88,6 +93,15 @@ class Sequence:
     def output_index(self) -> int:
         """Output index of the next token."""
         return len(self.tokens) - len(self.ticket.prompt)
+
+    def arrive(self, tokens: int, arriving: Arriving) -> None:
+        """The first `tokens` tokens are taken for computed while their KV comes."""
+        self.present, self.computed, self.arriving = self.computed, tokens, arriving
+
+    def set_back(self) -> None:
+        """Takes that back, unless what it was about is computed."""
+        if self.arriving:
+            self.computed, self.arriving = self.present, None
 
     def append(self, token: int) -> Finish | None:
         """Takes the next token. A stop id ends the answer and is not part of it."""

@@ -145,6 +145,7 @@ class CacheRing:
             )
             for node, places in self._by_node(list(range(len(keys))), owners)
         ]
+        into.ask(len(reads))
         await asyncio.gather(*reads)
         whole = into.whole
         on_disk = sum(into.on_disk[:whole])

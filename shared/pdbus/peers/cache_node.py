@@ -59,6 +59,7 @@ class CacheNode:
                 found = _checked(wanted, await self._bus.call(CACHE_GET(node=self.name), wanted, ctx))
                 known = zip(found, materials, strict=True)
                 usable = sum(1 for _ in takewhile(lambda one: one[0].size >= 0 and one[0].material == one[1], known))
+                into.promise(places[:usable])
                 for item, place in zip(found[:usable], places, strict=False):
                     into.on_disk[place] = item.disk
                     if item.value is not None:

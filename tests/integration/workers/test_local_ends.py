@@ -32,10 +32,10 @@ class SlowRing:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
 
-    async def get(self, *parts: object, **options: object) -> list[bytes | None]:
+    async def read_prefix(self, *parts: object, **options: object) -> int:
         self.asked.set()
         await asyncio.sleep(60)
-        return []
+        return 0
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pdbus.engine.arriving import Arriving
 from pdbus.engine.core import Core
 from pdbus.engine.scheduler import Limits
 from pdbus.engine.sequence import Ended, Event, LayerReady, Produced, Sequence
@@ -192,3 +193,61 @@ async def test_what_a_call_raises_is_the_callers() -> None:
             await core.call(lambda: hold.allocate(3))
         assert await core.call(lambda: 5) == 5
         assert heard.failures == []
+
+
+async def arriving_in(core: Core, prompt: list[int], present: int, arriving: Arriving, model: Model) -> Sequence:
+    """A sequence of which all pages but the last come from elsewhere; `present` tokens are there."""
+    one = sequence(core.pages, prompt, 5, model=model, handoff=True, ready=False)
+    core.submit(one)
+    await until(lambda: one.hold.pages)
+    one.computed = present
+    core.resume_early(one, len(prompt) // 4 * 4, arriving)
+    return one
+
+
+async def test_the_rest_is_computed_while_cached_layers_come_and_told_once_it_is_done() -> None:
+    reached = threading.Event()
+    arriving = Arriving(10.0)
+    arriving.arrived(1)
+    async with engine() as (core, heard):
+        one = await arriving_in(core, [1] * 10, 0, arriving, Model(on_pass=reached.set))
+        assert await asyncio.to_thread(reached.wait, 10)
+        await asyncio.sleep(0)
+        assert not any(isinstance(event, LayerReady | Produced) for event in heard.events)
+        arriving.arrived(2)
+        await heard.end_of(one)
+        core.resume(one, 8)
+        layers = [(e.layer, e.start, e.tokens) for e in heard.events if isinstance(e, LayerReady)]
+        assert (layers, heard.ids(one)) == ([(0, 8, 2), (1, 8, 2)], [9])
+        await core.discard(one)
+        assert core.pages.used == 0
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_what_does_not_come_is_computed(late: bool) -> None:
+    """Given up by its reader, or not there within the time that the engine has for it."""
+    arriving = Arriving(0.01 if late else 10.0)
+    arriving.arrived(1)
+    async with engine() as (core, heard):
+        one = await arriving_in(core, [1] * 10, 4, arriving, Model())
+        if late:
+            await until(lambda: one.arriving is None and one.computed == 4)
+        arriving.fail()
+        core.resume(one, 4)
+        await heard.end_of(one)
+        layers = [(e.layer, e.start, e.tokens) for e in heard.events if isinstance(e, LayerReady)]
+        assert (layers, heard.ids(one)) == ([(0, 4, 6), (1, 4, 6)], [9])
+        await core.discard(one)
+
+
+async def test_one_that_waits_for_a_layer_can_be_cancelled() -> None:
+    arriving = Arriving(10.0)
+    async with engine() as (core, heard):
+        one = await arriving_in(core, [1] * 10, 0, arriving, Model())
+        await until(lambda: core.busy or one.arriving)
+        core.cancel(one)
+        arriving.fail()
+        assert isinstance((await heard.end_of(one)).error, Cancelled)
+        assert core.pages.used == 3  # its reader may still be at work
+        await core.discard(one)
+        assert core.pages.used == 0
