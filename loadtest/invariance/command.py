@@ -60,7 +60,8 @@ def main(argv: list[str]) -> int:
         compared = bits(given, checkpoint, drawn)
         print(f"{given.precision}, {given.requests} requests\n\n{render(compared)}\n")
         cost = costs(checkpoint.config, _ROWS, given.threads, given.rounds)
-        print(f"int8 linears of one layer, {given.threads} threads\n\n{render_costs(cost)}\n")
+        load = describe()["load_average"]  # engines whose threads wait for each other lose most by others' work
+        print(f"int8 linears of one layer, {given.threads} threads, load average {load}\n\n{render_costs(cost)}\n")
         shares = {name: share(given, checkpoint, drawn, name) for name in given.engines if given.continuations}
     except PdbusError as error:
         print(error.message, file=sys.stderr)
