@@ -7,10 +7,15 @@
 
 namespace pd {
 
-// Unrolled, GCC gathers all products before it adds any, and spills them; arrays live in registers only if loops over them
-// are unrolled.
-#define PD_KEEP_LOOP _Pragma("GCC unroll 1")
+// Arrays live in registers only if the loops over them are unrolled. A loop over steps of sums is not, where GCC is free
+// to gather all products before it adds any, and spills them.
 #define PD_UNROLL _Pragma("GCC unroll 32")
+#define PD_KEEP_LOOP _Pragma("GCC unroll 1")
+#ifdef __AVX512F__
+#define PD_STEPS PD_UNROLL
+#else
+#define PD_STEPS PD_KEEP_LOOP
+#endif
 
 typedef int32_t FourBytes __attribute__((may_alias, aligned(1)));
 

@@ -66,7 +66,7 @@ inline void tile_g4(const PdLinear& linear, const Activations& a, int row, int p
     for (int g = 0; g < groups; g++, w += G4_BLOCK, x++) {
         NibbleDot dot[R];
         PD_UNROLL for (int r = 0; r < R; r++) dot[r].clear();
-        PD_UNROLL for (int j = 0; j < 4; j++) {
+        PD_STEPS for (int j = 0; j < 4; j++) {
             B64 both = load64(w + 64 * j), lower = low_half(both), upper = high_half(both);
             PD_UNROLL for (int r = 0; r < R; r++) {
                 dot[r].add(x->bytes[r] + 4 * j, lower);
@@ -92,7 +92,7 @@ inline void tile_g8(const PdLinear& linear, const Activations& a, int row, int p
     for (int g = 0; g < groups; g++, w += G8_BLOCK, x++) {
         SignedDot dot[R];
         PD_UNROLL for (int r = 0; r < R; r++) dot[r].start(x->lift[r]);
-        PD_UNROLL for (int j = 0; j < GROUP / 4; j++) {
+        PD_STEPS for (int j = 0; j < GROUP / 4; j++) {
             SignedWeights weights(w + 64 * j);
             PD_UNROLL for (int r = 0; r < R; r++) dot[r].add(x->bytes[r] + 4 * j, weights);
         }
