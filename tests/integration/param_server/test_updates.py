@@ -179,7 +179,7 @@ async def test_an_update_that_is_left_leaves_nothing(rig: Rig, weights: Weights)
         await update.stage(Q0, np.zeros((await weights.manifest(head)).tensors[Q0].shape, np.float32))
     assert await _head(weights) == head
     for server in rig.servers.values():
-        await until(lambda server=server: not list(server._staging.transactions))
+        await until(lambda server=server: not list(server._staging.transactions) and not server._staging._taking)
         packs = len(server._store.packs)
         assert await server._upkeep.reclaim() > 0
         assert len(server._store.packs) == packs - 1
