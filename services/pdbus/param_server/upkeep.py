@@ -21,13 +21,11 @@ from pdbus.param_server.staging import Staging
 from pdbus.param_server.store import BlockStore
 from pdbus.peers.history import HistoryFollower
 from pdbus.tasks import cancelled
-from pdbus.weights.history import History
+from pdbus.weights.history import RETENTION_S, History
 from pdbus.weights.placement import duties
 
 log = logging.getLogger(__name__)
 
-RETENTION_S = LONGEST_DEADLINE_S + 600.0
-"""How long a root stays fetchable after its last ref left: the longest deadline, and the rollback window."""
 RECLAIM_S = RETENTION_S + LONGEST_DEADLINE_S
 """Only after that are the blocks of a root deleted: an update that rests on it may still be open until then."""
 _RECLAIM_EVERY_S = 30.0

@@ -134,7 +134,8 @@ class Models:
 
     def ref_for(self, ref: str | None, session: bytes) -> str | None:
         """The ref that serves a session which names `ref`: of those that name none, a canary takes its share."""
-        shares = self._follower.history.shares
+        history = self._follower.history
+        shares = {name: share for name, share in history.shares.items() if name in history.refs}
         chosen = ref_of(session, shares, DEFAULT_REF) if ref is None and shares else DEFAULT_REF
         return ref if chosen == DEFAULT_REF else chosen
 

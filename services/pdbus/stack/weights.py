@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -14,17 +14,17 @@ from rich.table import Column, Table
 
 from pdbus.client.weights import Update, Weights
 from pdbus.client.weights.weights import CANARY, STABLE
-from pdbus.errors import DeadlineExceeded, NotFound
-from pdbus.messages.changelog import LogEntry
+from pdbus.errors import DeadlineExceeded
 from pdbus.messages.common import Digest
 from pdbus.model.checkpoint import Checkpoint, open_checkpoint
 from pdbus.stack.attach import Target, attached
 from pdbus.stack.view import wide_console
-from pdbus.subjects import CHANGELOG
+from pdbus.stack.weights_log import short, when
 from pdbus.weights.history import History, Version
 
 _LOG_S = 5.0
 _PUSH_S = 600.0
+_MOVE_S = 60.0
 _SHORT = 12
 _FINGERPRINT = "root-"
 """An answer's `system_fingerprint` is this and the digits of its root."""
@@ -67,10 +67,10 @@ async def _push(target: Target, wanted: Push, console: Console) -> int:
             await _stage_all(update, checkpoint, console)
             done = await update.commit()
         if done.root == parent:
-            console.print(f"nothing differs from {wanted.ref} ({_short(parent)})")
+            console.print(f"nothing differs from {wanted.ref} ({short(parent)})")
             return 0
         sent = f"{done.changed_blocks} blocks changed, {done.sent_bytes / 1e6:.1f} MB sent"
-        console.print(f"version {done.root.hex()} on top of {_short(parent)}: {sent}")
+        console.print(f"version {done.root.hex()} on top of {short(parent)}: {sent}")
         if wanted.ref and wanted.wait_s:
             await _wait(weights, wanted, done.root, console)
     return 0
@@ -99,50 +99,9 @@ async def _wait(weights: Weights, wanted: Push, root: Digest, console: Console) 
             )
             return
     if moved:
-        console.print(f"{wanted.ref} → {_short(root)} after {time.monotonic() - started:.1f} s")
+        console.print(f"{wanted.ref} → {short(root)} after {time.monotonic() - started:.1f} s")
     else:
         console.print(f"{wanted.ref} went on to another version first")
-
-
-def show_log(target: Target) -> int:
-    table = Table(*(Column(title, no_wrap=True) for title in ("seq", "when", "kind", "what")), "", box=None)
-    for row in _rows(asyncio.run(entries(target))):
-        table.add_row(*row)
-    wide_console().print(table)
-    return 0
-
-
-async def entries(target: Target) -> list[tuple[int, int, LogEntry]]:
-    """(sequence, wall-clock ns, entry) of the whole change log."""
-    found: list[tuple[int, int, LogEntry]] = []
-    async with attached(target) as bus:
-        to = CHANGELOG(model=target.model)
-        last = await bus.logs.last_seq(to)
-        if last == 0:
-            return found
-        async with asyncio.timeout(_LOG_S):
-            async for record in bus.logs.follow(to):
-                found.append((record.seq, record.time_ns, record.entry))
-                if record.seq >= last:
-                    break
-    return found
-
-
-def describe(entry: LogEntry) -> tuple[str, str, str]:
-    """(kind, what, who and why) of one entry, for people."""
-    if commit := entry.commit:
-        return "commit", _short(commit.root), f"{commit.author}: {commit.message} ({len(commit.layers)} layers)"
-    if ref := entry.ref:
-        share = "" if ref.share is None else f" for {ref.share:.0%}"
-        why = ": ".join(part for part in (ref.author, ref.message) if part)
-        return "ref", f"{ref.name} → {_short(ref.root)}{share}", why
-    if abort := entry.abort:
-        return "abort", abort.tx, abort.reason
-    if member := entry.member:
-        return "member", member.server, f"{member.action}s"
-    if forget := entry.forget:
-        return "forget", ", ".join(map(_short, forget.roots)), forget.author
-    return "checkpoint", "", ""
 
 
 def show(target: Target, name: str) -> int:
@@ -160,12 +119,12 @@ def show(target: Target, name: str) -> int:
     rows = [("root", version.root.hex()), ("size", f"{size / 1e6:.1f} MB"), ("refs", ", ".join(named) or "none")]
     if commit:
         rows += [
-            ("committed", _when(version.at.time_ns)), ("author", commit.author), ("message", commit.message),
+            ("committed", when(version.at.time_ns)), ("author", commit.author), ("message", commit.message),
             ("parent", commit.parent.hex() if commit.parent else "none"), ("line", commit.ref or "none"),
             ("changed", ", ".join(layer for layer, _ in commit.layers)),
         ]  # fmt: skip
     if version.left:
-        rows.append(("left", f"{_when(version.left.time_ns)}, its last ref"))
+        rows.append(("left", f"{when(version.left.time_ns)}, its last ref"))
     table = Table(Column(no_wrap=True), "", box=None, show_header=False)
     for row in rows:
         table.add_row(*row)
@@ -191,34 +150,47 @@ def diff(target: Target, old: str, new: str) -> int:
     return 0
 
 
-def move_ref(target: Target, name: str, root: str | None) -> int:
-    async def move() -> Digest | None:
+def move_ref(target: Target, name: str, root: str | None, *, now: bool) -> int:
+    async def move() -> None:
         async with opened(target) as weights:
-            return await weights.move_ref(name, root, message="moved by hand")
+            found = await weights.move_ref(name, root, message="moved by hand", now=now)
+            await _tell_move(weights, name, found)
 
-    found = asyncio.run(move())
-    wide_console().print(f"{name} → {found.hex() if found else 'nothing'}")
+    asyncio.run(move())
     return 0
 
 
-def rollback(target: Target, name: str) -> int:
-    async def back() -> Digest:
+def rollback(target: Target, name: str, *, now: bool) -> int:
+    async def back() -> None:
         async with opened(target) as weights:
-            return await weights.rollback(name)
+            await _tell_move(weights, name, await weights.rollback(name, now=now))
 
-    wide_console().print(f"{name} → {asyncio.run(back()).hex()}")
+    asyncio.run(back())
     return 0
+
+
+async def _tell_move(weights: Weights, name: str, root: Digest | None) -> None:
+    """Waits for the ref, and says where it is now."""
+    console = wide_console()
+    if root is None:
+        console.print(f"{name} → nothing")
+        return
+    try:
+        await weights.wait_for_ref(name, root, _MOVE_S)
+    except DeadlineExceeded:
+        console.print(f"{name} will be {root.hex()} once workers have it ready")
+    else:
+        console.print(f"{name} → {root.hex()}")
 
 
 def canary(target: Target, root: str | None, share: float) -> int:
     """Begins a canary, or ends it (no root)."""
 
-    async def change() -> Digest | None:
+    async def change() -> None:
         async with opened(target) as weights:
-            return await weights.canary(root, share)
+            await _tell_move(weights, CANARY, await weights.canary(root, share))
 
-    found = asyncio.run(change())
-    wide_console().print(f"{CANARY} → {found.hex()} for {share:.0%} of the sessions" if found else f"{CANARY} ended")
+    asyncio.run(change())
     return 0
 
 
@@ -231,21 +203,6 @@ def forget(target: Target, names: Sequence[str]) -> int:
             return await weights.forget(roots or None)
 
     gone = asyncio.run(give_up())
-    what = ", ".join(map(_short, gone)) if gone else "nothing"
+    what = ", ".join(map(short, gone)) if gone else "nothing"
     wide_console().print(f"given up: {what}")
     return 0
-
-
-def _rows(found: list[tuple[int, int, LogEntry]]) -> Iterator[tuple[str, ...]]:
-    if not found:
-        raise NotFound("the change log is empty")
-    for seq, time_ns, entry in found:
-        yield (str(seq), _when(time_ns), *describe(entry))
-
-
-def _when(time_ns: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ns / 1e9))
-
-
-def _short(root: Digest | None) -> str:
-    return root.hex()[:_SHORT] if root else "nothing"

@@ -36,7 +36,7 @@ def add_weights(
         return push(target(given, settings), wanted, Console(highlight=False))
 
     def run_log(given: argparse.Namespace, settings: StackSettings) -> int:
-        from pdbus.stack.weights import show_log
+        from pdbus.stack.weights_log import show_log
 
         return show_log(target(given, settings))
 
@@ -53,12 +53,12 @@ def add_weights(
     def run_ref(given: argparse.Namespace, settings: StackSettings) -> int:
         from pdbus.stack.weights import move_ref
 
-        return move_ref(target(given, settings), given.ref, None if given.delete else given.root)
+        return move_ref(target(given, settings), given.ref, None if given.delete else given.root, now=given.now)
 
     def run_rollback(given: argparse.Namespace, settings: StackSettings) -> int:
         from pdbus.stack.weights import rollback
 
-        return rollback(target(given, settings), given.ref)
+        return rollback(target(given, settings), given.ref, now=given.now)
 
     def run_canary(given: argparse.Namespace, settings: StackSettings) -> int:
         from pdbus.stack.weights import canary
@@ -107,6 +107,9 @@ def add_weights(
     rollback = kinds.add_parser("rollback", help="point a ref to the parent of its version")
     rollback.set_defaults(command=run_rollback)
     rollback.add_argument("ref", metavar="REF", nargs="?", default="stable", help="(default: %(default)s)")
+
+    for command in (ref, rollback):
+        command.add_argument("--now", action="store_true", help="don't wait until workers have the version ready")
 
     canary = kinds.add_parser("canary", help="give a share of the sessions another version")
     canary.set_defaults(command=run_canary)

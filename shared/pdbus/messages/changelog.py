@@ -33,7 +33,9 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Moves a name to a root; None removes the name. Rollback is a Ref that names an old root."""
+    """Moves a name to a root; None removes the name. Rollback is a Ref that names an old root.
+
+    Not at once, unless `now`: the root becomes its line's head, and the name follows when workers have it ready."""
 
     name: str
     root: Digest | None
@@ -41,6 +43,7 @@ class Ref:
     message: str = ""
     share: float | None = None
     """Of the sessions that name no ref, the part from 0 to 1 that this one takes. None: none, unless it is `stable`."""
+    now: bool = True
 
 
 @dataclass(frozen=True, slots=True)

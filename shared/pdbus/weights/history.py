@@ -14,10 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pdbus.context import LONGEST_DEADLINE_S
 from pdbus.errors import InvalidRequest, NotFound
 from pdbus.messages.changelog import Checkpoint, Commit, LogEntry, Ref
 from pdbus.messages.common import Digest
 
+RETENTION_S = LONGEST_DEADLINE_S + 600.0
+"""How long a root stays fetchable after its last ref left: the longest deadline, and the rollback window."""
 _ROOT_PREFIX = re.compile(r"[0-9a-f]{6,64}")
 
 
@@ -171,7 +174,9 @@ class History:
             self._refs.pop(ref.name, None)
             self._heads.pop(ref.name, None)
             return
-        self._refs[ref.name] = self._heads[ref.name] = ref.root
+        self._heads[ref.name] = ref.root
+        if ref.now:
+            self._refs[ref.name] = ref.root
         if ref.share is not None:
             self._shares[ref.name] = ref.share
 

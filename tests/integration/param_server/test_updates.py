@@ -161,7 +161,7 @@ async def test_of_two_updates_at_once_one_wins_and_the_other_is_told_by_whom(wei
 
 async def test_lines_go_on_apart(weights: Weights) -> None:
     head = await _head(weights)
-    await weights.move_ref("stable", head.hex())
+    await weights.move_ref("stable", head.hex(), now=True)
     await weights.canary(head.hex(), 0.25)
     async with weights.begin(ref="canary") as one, weights.begin() as other:
         await one.stage_elements(NORM, [0], [5.0])
@@ -242,14 +242,14 @@ async def test_what_can_not_be_pushed_is_refused_with_the_reason(weights: Weight
 
 async def test_a_rollback_and_forgetting(rig: Rig, weights: Weights) -> None:
     first = await _head(weights)
-    await weights.move_ref("stable", first.hex())
+    await weights.move_ref("stable", first.hex(), now=True)
     async with weights.begin() as update:
         await update.stage_elements(NORM, [0], [5.0])
         second = (await update.commit()).root
-    await weights.move_ref("stable", second.hex())
+    await weights.move_ref("stable", second.hex(), now=True)
     with pytest.raises(Conflict, match="in use"):
         await weights.forget([second])
-    assert await weights.rollback() == first
+    assert await weights.rollback(now=True) == first
     assert await weights.forget() == (second,)
     with pytest.raises(NotFound):
         await weights.resolve(second.hex())

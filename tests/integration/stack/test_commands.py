@@ -59,7 +59,7 @@ async def _history(bus: Bus, model: str) -> HistoryFollower:
 
 
 async def test_the_log_is_told_in_order(target: Target) -> None:
-    kinds = [weights.describe(entry)[:2] for _, _, entry in await weights.entries(target)]
+    kinds = [weights_log.describe(entry)[:2] for _, _, entry in await weights_log.entries(target)]
     assert kinds == [
         ("member", "param-server-1"), ("member", "param-server-2"), ("member", "elsewhere-1"),
         ("commit", OLD.hex()[:12]), ("ref", f"stable → {OLD.hex()[:12]}"), ("commit", NEW.hex()[:12]),
@@ -68,7 +68,7 @@ async def test_the_log_is_told_in_order(target: Target) -> None:
 
 async def move(target: Target, name: str, root: str) -> bytes | None:
     async with weights.opened(target) as opened:
-        return await opened.move_ref(name, root)
+        return await opened.move_ref(name, root, now=True)
 
 
 async def test_a_ref_is_moved_by_a_prefix_and_back_again(bus: Bus, target: Target) -> None:

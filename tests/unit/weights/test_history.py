@@ -148,6 +148,13 @@ def test_a_forgotten_root_is_gone_unless_it_is_wanted() -> None:
     assert folded(*log, LogEntry(forget=Forget((A,), "me")), ref("stable", A)).refs == {"stable": B}
 
 
+def test_a_ref_that_is_to_move_when_workers_are_ready_waits_as_its_lines_head() -> None:
+    log = [commit(A), ref("stable", A), commit(B, A), ref("stable", B)]
+    history = folded(*log, LogEntry(ref=Ref("stable", A, "me", now=False)))
+    assert (history.refs, history.pending, history.wanted) == ({"stable": B}, {"stable": A}, (B, A))
+    assert folded(*log, LogEntry(ref=Ref("canary", A, "me", share=0.5, now=False))).shares == {"canary": 0.5}
+
+
 def test_the_last_move_of_a_ref_says_its_share() -> None:
     log = [commit(A), ref("stable", A), ref("canary", A, 0.1)]
     assert folded(*log).shares == {"canary": 0.1}

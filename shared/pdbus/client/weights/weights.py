@@ -6,24 +6,25 @@ import asyncio
 import contextlib
 import getpass
 import re
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from pdbus.bus.bus import Bus
 from pdbus.bus.fleet_table import DEAD_AFTER_S
 from pdbus.bus.presence import Fleet
+from pdbus.client.weights.diff import TensorDiff, tensor_diffs
 from pdbus.client.weights.stager import Stager
 from pdbus.client.weights.update import Committed, Terms, Update
 from pdbus.context import Deadline, RequestContext, new_id
-from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest, Unavailable
+from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest, NotFound, Unavailable
 from pdbus.messages.changelog import Forget, LogEntry, Ref
 from pdbus.messages.common import Digest
 from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import BlockReader
 from pdbus.subjects import CHANGELOG
-from pdbus.weights.history import History, Version
+from pdbus.weights.history import RETENTION_S, History, Version
 from pdbus.weights.layer import META, layer_of
 from pdbus.weights.manifest import Manifest
 
@@ -32,19 +33,6 @@ CANARY = "canary"
 _LOG_S = 10.0
 _REF_NAME = re.compile(r"(?!root-|[0-9a-f]{6,64}$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Nothing that `MODEL@NAME` could take for a version."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorDiff:
-    """How a tensor differs between two versions."""
-
-    name: str
-    blocks: tuple[int, ...]
-    """Indices of the blocks that differ; all of them where its shape or type does, or one side lacks it."""
-    of: int
-    """Blocks that it has."""
-    bytes: int
-    """Of the blocks that differ."""
 
 
 class Weights:
@@ -123,6 +111,7 @@ class Weights:
 
         Raises DeadlineExceeded, when no worker of each kind got ready for it in time."""
         await self._ready()
+        await self._follower.caught_up(Deadline.after(_LOG_S))
 
         def settled(history: History) -> bool:
             return history.refs.get(ref) == root or history.head(ref) != root
@@ -141,47 +130,39 @@ class Weights:
 
     async def diff(self, old: str, new: str) -> tuple[TensorDiff, ...]:
         """The tensors that differ between two versions, in the order of layers. Raises as `resolve`."""
-        before, after = [(await self.manifest((await self.resolve(name)).root)).tensors for name in (old, new)]
-        found: list[TensorDiff] = []
-        for name in dict.fromkeys((*after, *before)):
-            one, other = before.get(name), after.get(name)
-            shown = other or one
-            assert shown
-            if one == other:
-                continue
-            alike = one and other and (one.dtype, one.shape) == (other.dtype, other.shape)
-            pairs = zip(one.blocks, other.blocks, strict=True) if one and other and alike else None
-            blocks = tuple(i for i, (a, b) in enumerate(pairs) if a != b) if pairs else tuple(range(len(shown.blocks)))
-            size = round(shown.nbytes * len(blocks) / max(len(shown.blocks), 1))
-            found.append(TensorDiff(name, blocks, len(shown.blocks), size))
-        return tuple(found)
+        before, after = [await self.manifest((await self.resolve(name)).root) for name in (old, new)]
+        return tensor_diffs(before, after)
 
     async def move_ref(
-        self, name: str, to: str | None, *, message: str = "", share: float | None = None
+        self, name: str, to: str | None, *, message: str = "", share: float | None = None, now: bool = False
     ) -> Digest | None:
         """Points a ref to a version, or removes it (None). Returns the version's root.
 
-        Raises InvalidRequest for a name that no ref can have, NotFound, Conflict where the log moved meanwhile."""
+        The ref follows once workers have the version ready (`wait_for_ref`), so that no request has to wait for them;
+        with `now` it doesn't wait either. Raises InvalidRequest for a name that no ref can have, NotFound (also for a
+        version that is no longer kept), Conflict where the log moved meanwhile."""
         _check_ref(name)
         if share is not None and not 0.0 <= share <= 1.0:
             raise InvalidRequest(f"a share is 0 to 1, not {share}", param="share")
         history = await self.history()
         root = None if to is None else history.resolve(to)
+        if root is not None and root not in history.retained(time.time_ns(), RETENTION_S):
+            raise NotFound(f"version {root.hex()[:12]} left its last ref too long ago: it is no longer kept")
         if history.refs.get(name) == root and history.shares.get(name) == share and history.head(name) == root:
             return root
-        await self._append(LogEntry(ref=Ref(name, root, _me(), message, share)))
+        await self._append(LogEntry(ref=Ref(name, root, _me(), message, share, now or root is None)))
         return root
 
-    async def rollback(self, ref: str = STABLE, *, message: str = "") -> Digest:
-        """Points a ref to the parent of the version that it names. Raises NotFound where there is none."""
+    async def rollback(self, ref: str = STABLE, *, message: str = "", now: bool = False) -> Digest:
+        """Points a ref to the parent of the version that it names, as `move_ref` does. Raises what that does, and
+        InvalidRequest where there is no parent."""
         history = await self.history()
         version = history.roots[history.resolve(ref)]
         if version.commit is None or version.commit.parent is None:
             raise InvalidRequest(f"{ref} names version {version.root.hex()[:12]}, which has no parent")
-        await self.move_ref(
-            ref, version.commit.parent.hex(), message=message or f"rollback of {version.root.hex()[:12]}"
-        )
-        return version.commit.parent
+        parent, why = version.commit.parent, message or f"rollback of {version.root.hex()[:12]}"
+        await self.move_ref(ref, parent.hex(), message=why, share=history.shares.get(ref), now=now)
+        return parent
 
     async def canary(self, to: str | None, share: float) -> Digest | None:
         """Gives a share of the sessions that name no ref another version; None ends it. Raises as `move_ref`."""
