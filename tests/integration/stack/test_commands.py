@@ -19,7 +19,7 @@ from pdbus.errors import InvalidRequest, NotFound
 from pdbus.messages.changelog import Commit, LogEntry, Member, Ref
 from pdbus.messages.presence import Card, Load
 from pdbus.peers.history import HistoryFollower
-from pdbus.stack import status, weights
+from pdbus.stack import status, weights, weights_log
 from pdbus.stack.attach import Target, find
 from pdbus.stack.folder import Folder, Run
 from pdbus.stack.membership import left_behind, retire
