@@ -13,7 +13,7 @@ For each layer a page is one contiguous run of bytes, little-endian, in the layo
 
 A page of all layers is those runs, layer after layer. Pool, wire, cache tiers and swap file carry the bytes verbatim,
 and know nothing of them but their number. K is kept after RoPE, so a page is valid at its own positions only (which its
-prefix key pins).
+prefix key pins); int8 pages of kv3 have it turned by a Hadamard matrix besides (native/src/pages.h).
 
 In kv1 numbers become values thus (x: the head_dim numbers of one token and head, in fp32); kv3 rounds alike, but takes
 the reciprocal of the int8 scale, has no smallest one, and leaves fp16 unlimited:

@@ -10,6 +10,7 @@ import numpy as np
 
 from pdbus.kv.codec import Buffer, read_rows, write_rows
 from pdbus.kv.format import PAGE_TOKENS, KvDtype, PageFormat
+from pdbus.model.hadamard import rotate
 from pdbus.native.library import KvKind, PoolStruct
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -58,4 +59,5 @@ class NativePool:
         if form.dtype == "int8":
             scales = np.ascontiguousarray(heads[..., 2 * values :]).view("<f4").reshape(-1, form.kv_heads, 2, tokens)
             k, v = (x * scales[:, :, i].transpose(0, 2, 1)[..., None] for i, x in enumerate((k, v)))
+            k = rotate(k.reshape(-1, width & -width).astype(np.float64)).astype(np.float32)  # its own inverse
         return k.reshape(-1, *shape[2:])[:length], v.reshape(-1, *shape[2:])[:length]

@@ -54,7 +54,7 @@ def test_scales_that_would_not_be_aligned_are_refused() -> None:
     [
         "",
         "kv1",
-        "kv9-l30-t16-h3-d64-fp32",
+        "kv2-l30-t16-h3-d64-fp32",
         "kv3-l30-t8-h3-d64-fp32",
         "kv1-l0-t16-h3-d64-fp32",
         "kv1-l30-t16-h3-d64-int3",

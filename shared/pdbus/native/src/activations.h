@@ -1,6 +1,7 @@
 // Activations as a linear layer wants them: quantised row by row, so that a row never depends on its neighbours.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include "abi.h"
@@ -16,23 +17,41 @@ constexpr int ROWS = 12;  // that pass over a weight together, as registers allo
 constexpr int ROWS = 4;
 #endif
 
-// GROUP inputs of ROWS rows, so that a tile finds all that it needs at fixed distances.
-struct alignas(32) RowsGroup {
-    int8_t bytes[ROWS][GROUP];  // -127 to 127
-    float scale[ROWS];          // PD_G4, PD_G8
-    float shift[ROWS];          // PD_G4: scale times the sum of the bytes
-    int32_t lift[ROWS];         // PD_G8: see SignedDot
+// GROUP inputs of the R rows of a block, so that a tile finds all that it needs at fixed distances.
+template <int R>
+struct RowsGroup {
+    int8_t bytes[R][GROUP];  // -127 to 127
+    float scale[R];          // PD_G4, PD_G8
+    float shift[R];          // PD_G4: scale times the sum of the bytes
+    int32_t lift[R];         // PD_G8: see SignedDot
+};
+
+// The same where R is not known before: one row of a block.
+struct RowOfGroups {
+    char* group;
+    int rows, r;
+    int8_t* bytes() const { return (int8_t*)group + r * GROUP; }
+    float& scale() const { return ((float*)(group + rows * GROUP))[r]; }
+    float& shift() const { return (&scale())[rows]; }
+    int32_t& lift() const { return ((int32_t*)(group + rows * GROUP))[2 * rows + r]; }
+    void next() { group += rows * sizeof(RowsGroup<1>); }
 };
 
 // [rows, inputs] of one kind; which fields are meant follows from it.
 struct Activations {
     int32_t kind;
-    int inputs;
+    int rows, inputs;
     const float* floats;  // PD_F32: [rows, inputs]
-    RowsGroup* groups;    // the others: [rows / ROWS, inputs / GROUP]
+    char* groups;         // the others: block after block of ROWS rows, the last of what is left; each [inputs / GROUP]
     float* scales;        // PD_I8: [rows]
     int32_t* lifts;       // PD_I8: [rows]
-    RowsGroup* block(int row) const { return groups + size_t(row / ROWS) * (inputs / GROUP); }
+
+    static size_t bytes(int rows, int inputs) { return size_t(rows) * (inputs / GROUP) * sizeof(RowsGroup<1>); }
+    char* block(int row) const { return groups + bytes(row, inputs); }
+    RowOfGroups row(int row) const {
+        const int first = row / ROWS * ROWS;
+        return {block(first), std::min(ROWS, rows - first), row - first};
+    }
 };
 
 inline int32_t sum_ints(I16x v) {  // exact in any order
@@ -62,29 +81,33 @@ inline void quantise_row(const float* x, int inputs, Put&& put, float* scale, in
     *total = sum_ints(whole);
 }
 
-// Eight bits and a scale for every 32 values, as weights in groups need it: row r of a block.
-inline void quantise_row_groups(const float* x, int inputs, RowsGroup* to, int r) {
-    for (const float* end = x + inputs; x < end; x += GROUP, to++) {
+// Eight bits and a scale for every 32 values, as weights in groups need it.
+inline void quantise_row_groups(const float* x, int inputs, RowOfGroups to) {
+    for (const float* end = x + inputs; x < end; x += GROUP, to.next()) {
         F16x left = load(x), right = load(x + LANES);
         float peak = greatest(max(abs(left), abs(right)));
         F16x factor = fill(peak > 0.0f ? 127.0f / peak : 0.0f);
         I16x a = to_int(mul(left, factor)), b = to_int(mul(right, factor));
-        store_bytes(to->bytes[r], a);
-        store_bytes(to->bytes[r] + LANES, b);
+        store_bytes(to.bytes(), a);
+        store_bytes(to.bytes() + LANES, b);
         const int32_t sum = sum_ints(add(a, b));
-        to->scale[r] = peak / 127.0f;
-        to->shift[r] = to->scale[r] * float(sum);
-        to->lift[r] = lift(sum);
+        to.scale() = peak / 127.0f;
+        to.shift() = peak / 127.0f * float(sum);
+        to.lift() = lift(sum);
     }
 }
 
 // Fills row `row` from x [inputs]. For PD_F32, x must be that row of `floats` already.
 inline void take_row(Activations& a, int row, const float* x) {
     if (a.kind == PD_F32) return;
-    RowsGroup* block = a.block(row);
-    if (a.kind != PD_I8) return quantise_row_groups(x, a.inputs, block, row % ROWS);
+    RowOfGroups to = a.row(row);
+    if (a.kind != PD_I8) return quantise_row_groups(x, a.inputs, to);
     int32_t sum;
-    quantise_row(x, a.inputs, [&](int i, I16x sixteen) { store_bytes(block[i / GROUP].bytes[row % ROWS] + i % GROUP, sixteen); }, a.scales + row, &sum);
+    auto put = [&](int i, I16x sixteen) {
+        store_bytes(to.bytes() + i % GROUP, sixteen);
+        if (i % GROUP) to.next();
+    };
+    quantise_row(x, a.inputs, put, a.scales + row, &sum);
     a.lifts[row] = lift(sum);
 }
 

@@ -36,9 +36,9 @@ struct Engine {
 
     // Room for rows of what `linear` reads; x [rows, inputs] is kept where it reads floats.
     Activations activations(const PdLinear& linear, const float* x, int rows) {
-        Activations a{linear.kind, linear.inputs, x, nullptr, nullptr, nullptr};
+        Activations a{linear.kind, rows, linear.inputs, x, nullptr, nullptr, nullptr};
         if (a.kind == PD_F32) return a;
-        a.groups = groups.at_least(size_t(rows + ROWS - 1) / ROWS * (linear.inputs / GROUP));
+        a.groups = groups.at_least(Activations::bytes(rows, linear.inputs));
         a.scales = scales.at_least(rows);
         a.lifts = lifts.at_least(rows);
         return a;
@@ -46,7 +46,7 @@ struct Engine {
 
     Threads threads;
     Buffer<float> stream, heads, seen, inner, angles, wanted, scales, partial, normed;
-    Buffer<RowsGroup> groups;
+    Buffer<char> groups;
     Buffer<int32_t> lifts;
     std::vector<QueryTile> tiles;
     std::vector<int> tile_at;  // a tile's first row

@@ -123,6 +123,8 @@ class Step {
             for (int h = 0; h < turned; h++) {
                 if (layer.qk_norm) rms_norm(head + h * d, layer.qk_norm + h * d, d, model_.epsilon, head + h * d);
                 rope(head + h * d, angles, angles + d / 2, d, h < model_.heads ? scale : 1.0f);
+                // Turned alike, q and k have the same product, and no channel that stands out when they become int8.
+                if constexpr (Kv::SCALED) hadamard(head + h * d, d, d & -d);
             }
             const PdSequence& one = sequence_of(r);
             const int position = engine_.positions[r], page = batch_.page_ids[one.page_at + position / PAGE];

@@ -2,7 +2,8 @@
 //
 // Per KV head, fp32 and fp16: K [head_dim][16 tokens], V [16 tokens][head_dim]. With int8 runs of four that are summed up
 // by one instruction lie together: K [head_dim / 4][16 tokens][4], V [4][head_dim][4 tokens]; then the scales of K and
-// of V, fp32 [16] each (one per token and head). K is kept after RoPE.
+// of V, fp32 [16] each (one per token and head). K is kept after RoPE; with int8 also turned by a Hadamard matrix, whose
+// size is the greatest power of two that divides head_dim, as the queries are (QuaRot, arXiv 2404.00456).
 #pragma once
 
 #include <cmath>

@@ -9,6 +9,8 @@
 // An output channel is a lane: its sum runs over the inputs in their order, whatever the number of rows.
 #pragma once
 
+#include <utility>
+
 #include "activations.h"
 #include "dots.h"
 
@@ -16,7 +18,7 @@ namespace pd {
 
 constexpr int G4_BLOCK = 320, G8_BLOCK = 544;
 
-// All tiles: y[r * 16 …] for the first R rows of the block of `a` that begins with `row`, and output channels 16 * panel …,
+// All tiles: y[r * 16 …] for the R rows of the block of `a` that begins with `row`, and output channels 16 * panel …,
 // without bias.
 template <int R>
 inline void tile_f32(const PdLinear& linear, const Activations& a, int row, int panel, float* y) {
@@ -36,7 +38,7 @@ template <int R>
 inline void tile_i8(const PdLinear& linear, const Activations& a, int row, int panel, float* y) {
     const int groups = linear.inputs / GROUP;
     const int8_t* w = (const int8_t*)linear.weight + size_t(panel) * linear.inputs * LANES;
-    const RowsGroup* x = a.block(row);
+    const auto* x = (const RowsGroup<R>*)a.block(row);
     constexpr int CHAINS = R == 1 ? 4 : R == 2 ? 2 : 1;  // of one row's sum, which is exact in any order
     SignedDot dot[R][CHAINS];
     PD_UNROLL for (int r = 0; r < R; r++) {
@@ -60,7 +62,7 @@ template <int R>
 inline void tile_g4(const PdLinear& linear, const Activations& a, int row, int panel, float* y) {
     const int groups = linear.inputs / GROUP;
     const uint8_t* w = (const uint8_t*)linear.weight + size_t(panel) * groups * G4_BLOCK;
-    const RowsGroup* x = a.block(row);
+    const auto* x = (const RowsGroup<R>*)a.block(row);
     F16x sum[R];
     PD_UNROLL for (int r = 0; r < R; r++) sum[r] = zero();
     for (int g = 0; g < groups; g++, w += G4_BLOCK, x++) {
@@ -86,7 +88,7 @@ template <int R>
 inline void tile_g8(const PdLinear& linear, const Activations& a, int row, int panel, float* y) {
     const int groups = linear.inputs / GROUP;
     const uint8_t* w = (const uint8_t*)linear.weight + size_t(panel) * groups * G8_BLOCK;
-    const RowsGroup* x = a.block(row);
+    const auto* x = (const RowsGroup<R>*)a.block(row);
     F16x sum[R];
     PD_UNROLL for (int r = 0; r < R; r++) sum[r] = zero();
     for (int g = 0; g < groups; g++, w += G8_BLOCK, x++) {
@@ -112,12 +114,15 @@ inline void tile_of(const PdLinear& linear, const Activations& a, int row, int p
     }
 }
 
-// `row`: a multiple of ROWS.
-template <int R = ROWS>
+template <int... R>
+inline auto tile_for(int rows, std::integer_sequence<int, R...>) {
+    static constexpr decltype(&tile_of<1>) by_rows[] = {tile_of<R + 1>...};
+    return by_rows[rows - 1];
+}
+
+// `row`: a multiple of ROWS; `rows`: of its block.
 inline void tile(const PdLinear& linear, const Activations& a, int row, int rows, int panel, float* y) {
-    if constexpr (R > 1)
-        if (rows < R) return tile<R - 1>(linear, a, row, rows, panel, y);
-    tile_of<R>(linear, a, row, panel, y);
+    tile_for(rows, std::make_integer_sequence<int, ROWS>())(linear, a, row, panel, y);
 }
 
 }  // namespace pd
