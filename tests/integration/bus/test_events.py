@@ -53,6 +53,7 @@ async def test_events_come_in_order_to_everyone(bus_pair: BusPair, unique: Uniqu
         await bus_pair.server.publish(to, frame(seq))
     async with asyncio.timeout(5):
         await done.wait()
+    await bus_pair.server.transport.barrier()  # the other one's connection may be behind
     assert got == other == list(range(500))
 
 

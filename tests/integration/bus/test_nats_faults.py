@@ -45,6 +45,13 @@ def client_of(bus: Bus) -> nats_client.GuardedClient:
     return bus.transport.client
 
 
+async def hang(server: EmbeddedNats) -> None:
+    """Until SIGCONT. A busy machine takes a while to stop all threads; until then they go on answering."""
+    os.kill(server.process.pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{server.process.pid}/task")
+    await until(lambda: all(" T " in stat.read_text().rpartition(")")[2][:4] for stat in threads.glob("*/stat")))
+
+
 async def serve(bus: Bus, name: str) -> None:
     async def handler(message: Resend, ctx: RequestContext) -> ResendReply:
         return ResendReply("unknown")
@@ -151,8 +158,8 @@ async def test_a_hung_server_is_noticed_and_its_return_too(
         await serve(bus, name)
         call = asyncio.create_task(bus.transport.barrier())
         await call
-        os.kill(own_server.process.pid, signal.SIGSTOP)
         try:
+            await hang(own_server)
             started = time.monotonic()
             with pytest.raises(Unavailable):
                 await bus.call(DECODE_RESEND(worker=name), ASK, RequestContext.after(60))
@@ -169,8 +176,8 @@ async def test_a_late_pong_harms_nothing(own_server: EmbeddedNats, unique: Uniqu
     async with connect(own_server.url, name="test") as bus:
         await serve(bus, name)
         client = client_of(bus)
-        os.kill(own_server.process.pid, signal.SIGSTOP)
         try:
+            await hang(own_server)
             with pytest.raises(Unavailable):
                 await client.barrier(0.1)
         finally:
@@ -187,8 +194,8 @@ async def test_a_publisher_to_a_stalled_server_can_be_cancelled(own_server: Embe
                 bus.transport.send("test.stalled", b"x" * 500_000)
                 await bus.transport.writable()
 
-        os.kill(own_server.process.pid, signal.SIGSTOP)
         try:
+            await hang(own_server)
             task = asyncio.create_task(publish())
             client = client_of(bus)
             await until(lambda: client._transport._io_writer.transport.get_write_buffer_size() > 2_000_000)
