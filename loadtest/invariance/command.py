@@ -58,19 +58,20 @@ def main(argv: list[str]) -> int:
     checkpoint, drawn = open_checkpoint(path), Drawn.of(path)
     try:
         compared = bits(given, checkpoint, drawn)
-        print(f"{given.precision}, {given.requests} requests\n\n{render(compared)}\n")
+        print(f"{given.precision}, {given.requests} requests\n\n{render(compared)}\n", flush=True)
         cost = costs(checkpoint.config, _ROWS, given.threads, given.rounds)
         load = describe()["load_average"]  # engines whose threads wait for each other lose most by others' work
-        print(f"int8 linears of one layer, {given.threads} threads, load average {load}\n\n{render_costs(cost)}\n")
-        shares = {name: share(given, checkpoint, drawn, name) for name in given.engines if given.continuations}
+        print(
+            f"int8 linears of one layer, {given.threads} threads, load average {load}\n\n{render_costs(cost)}\n",
+            flush=True,
+        )
+        shares = {}
+        for name in given.engines if given.continuations else ():
+            shares[name] = share(given, checkpoint, drawn, name)
+            print(told(name, shares[name]), flush=True)
     except PdbusError as error:
         print(error.message, file=sys.stderr)
         return 1
-    for name, found in shares.items():
-        print(
-            f"fp32, {name}: {found.differing} of {found.continuations} continuations of {found.tokens} tokens differ "
-            f"({found.share:.2%}); the two best logits were at most {found.widest_margin:.1e} apart there"
-        )
     if given.json:
         given.json.write_text(json.dumps(as_json(given, compared, cost, shares), indent=2) + "\n")
     broken = [one.way for one in compared if not one.equal]
@@ -102,6 +103,12 @@ def share(given: argparse.Namespace, checkpoint: Checkpoint, drawn: Drawn, name:
         return differing(engine, short, given.tokens)
     finally:
         engine.close()
+
+
+def told(name: str, found: Differing) -> str:
+    counted = f"{found.differing} of {found.continuations} continuations of {found.tokens} tokens differ"
+    apart = f"; the two best logits were at most {found.widest_margin:.1e} apart there" if found.differing else ""
+    return f"fp32, {name}: {counted} ({found.share:.2%}){apart}"
 
 
 def as_json(
