@@ -64,12 +64,13 @@ async def phases(
 async def _settled(stack: Stack) -> None:
     """Waits until the cache nodes get nothing more. Raises Refused where that takes too long."""
     async with connect(stack.nats_url, name="loadtest tiers") as bus, Fleet(bus) as fleet:
-        held, since_s, until_s = -1, 0.0, time.monotonic() + _SETTLE_S
+        began_s = since_s = time.monotonic()
+        held = -1
         while time.monotonic() - since_s < _SETTLED_S:
             now = sum(card.load.bytes_used for card in fleet.live("cache"))
             if now != held:
                 held, since_s = now, time.monotonic()
-            if since_s > until_s:
+            if since_s > began_s + _SETTLE_S:
                 raise Refused(f"the workers still wrote to cache nodes after {_SETTLE_S:g} s")
             await asyncio.sleep(_LOOK_S)
 
