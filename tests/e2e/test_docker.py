@@ -84,7 +84,7 @@ def _container(compose: Compose, service: str) -> str:
 
 @pytest.mark.usefixtures("up")
 def test_it_answers_survives_a_kill_and_comes_back_with_its_weights(compose: Compose) -> None:
-    assert "Paris" in _ask("What is the capital of France?")
+    assert "light" in _ask("What is photosynthesis?")
     subprocess.run(["docker", "kill", _container(compose, "decode")], check=True, capture_output=True)
     assert _ask("Name a colour.")
 
@@ -97,6 +97,6 @@ def test_it_answers_survives_a_kill_and_comes_back_with_its_weights(compose: Com
     compose("down")
     compose("up", "--detach", "--no-build")
     wait_until(_ready, "the router is ready again", within_s=240)
-    assert "Paris" in _ask("What is the capital of France?")
+    assert "light" in _ask("What is photosynthesis?")
     members = json.loads(compose("exec", "-T", "router", "pdbus", "status", "--json"))["param_servers"]
     assert members == ["param-server-1", "param-server-2"], "new containers take up the places of the old ones"
