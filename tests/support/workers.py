@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ from pdbus.engine.scheduler import Limits
 from pdbus.engine.versions import Versions
 from pdbus.engine.worker import Worker
 from pdbus.kv.format import KvDtype
+from pdbus.kv.pages import PageTable
 from pdbus.kv.swap_file import SwapFile
 from pdbus.messages.presence import Card
 from pdbus.model.backends import BackendOptions, EngineName, Precision, open_backend
@@ -99,8 +101,18 @@ class Rig:
         """Both workers hold nothing for any request."""
         await until(lambda: not any(busy(worker) for worker in (self.prefill, self.decode)), within_s)
         for worker in (self.prefill, self.decode):
-            await worker.core.call(lambda worker=worker: worker.core.pages.check([]))
+            async with asyncio.timeout(within_s):
+                while not await worker.core.call(partial(_nobody_holds, worker.core.pages)):
+                    await asyncio.sleep(0)  # a page is being written back just now
             assert all(worker.versions.get(root).pins == 0 for root in worker.versions.roots)
+
+
+def _nobody_holds(pages: PageTable) -> bool:
+    """Whether that is so now; then the table's own books have to agree."""
+    if pages.used:
+        return False
+    pages.check([])
+    return True
 
 
 def busy(worker: Worker[Any]) -> bool:
