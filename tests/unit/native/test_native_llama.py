@@ -90,6 +90,29 @@ def test_chunks_change_no_bit(
         assert np.array_equal(Native(model, kv).logits(tokens, chunk), whole)
 
 
+@pytest.mark.parametrize("kv", KV_DTYPES)
+def test_wide_heads_change_no_bit(library_folder: Path, tmp_path: Path, kv: KvDtype) -> None:
+    """Heads of 96, so that whole vectors and a rest are there; three blocks of keys; tiles of many rows and of few."""
+    checkpoint, tokens = open_checkpoint(str(tiny_checkpoint(tmp_path, "llama", head_dim=96))), prompt(600)
+    results = set()
+    for level in levels():
+        with NativeEngine(2, level, library_folder) as one:
+            model = built(checkpoint, one, "int8-groups")
+            results |= {Native(model, kv).logits(tokens, chunk).tobytes() for chunk in (1, 16, 512, 600)}
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kv", ["fp16", "int8"])
+def test_narrow_pages_stay_near_fp32(
+    engine: NativeEngine, checkpoints: dict[str, Checkpoint], family: str, kv: KvDtype
+) -> None:
+    tokens, model = prompt(300), built(checkpoints[family], engine, "fp32")
+    wanted = Native(model).logits(tokens)
+    found = Native(model, kv).logits(tokens)
+    assert np.abs(found - wanted).mean() < {"fp16": 2e-3, "int8": 3e-2}[kv] * wanted.std()
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("kv", KV_DTYPES)
 def test_neighbours_change_no_bit(

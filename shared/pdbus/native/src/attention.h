@@ -1,9 +1,9 @@
 // Attention over pages, in one order of reduction whatever the shape of the call (DESIGN.md G9).
 //
 // Keys are cut into blocks of 256 at absolute positions. Within a block, for one query: scores are sums over head_dim in
-// order; the softmax is relative to the block's own maximum; values are added token by token. Blocks are joined from the
-// first to the last. None of that depends on which queries are computed together, on who computes a block, or on how the
-// prompt was cut. Masked keys add an exact zero.
+// order; the softmax is relative to the block's own maximum; values are added token by token; over int8 pages both sums are
+// exact. Blocks are joined from the first to the last. None of that depends on which queries are computed together, on who
+// computes a block, or on how the prompt was cut. Masked keys add an exact zero.
 #pragma once
 
 #include <algorithm>

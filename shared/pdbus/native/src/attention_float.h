@@ -11,8 +11,8 @@ constexpr int ROWS_AT_ONCE = 8, FEW_ROWS = 4;  // as registers allow: against on
 constexpr int ROWS_AT_ONCE = 4, FEW_ROWS = 3;
 #endif
 
-// Rows row to row + R against P pages: out[page][row], each a sum over head_dim in order. Two pages at once keep the adders busy when
-// rows are few.
+// Rows row to row + R against P pages: out[page][row], each a sum over head_dim in order. Two pages at once keep the adders
+// busy when rows are few.
 template <class Kv, int R, int P>
 inline void scores(const float* const* q, const typename Kv::Element* const* k, int head_dim, F16x (*out)[TILE_ROWS], int row) {
     F16x sum[P][R];
@@ -101,7 +101,8 @@ class TileAttention {
         score(keys);
         for (int r = 0; r < tile_.rows(); r++) weigh(keys, r, out);
         for (int at = keys.begin; at < keys.end; at += PAGE)
-            value_page<Kv>(p_ + at - keys.begin, tile_.rows(), page_at(at).v, std::min(PAGE, keys.end - at), head_dim_, out.value);
+            value_page<Kv>(p_ + at - keys.begin, tile_.rows(), page_at(at).v, std::min(PAGE, keys.end - at), head_dim_,
+                           out.value);
     }
 
   private:

@@ -1,7 +1,8 @@
 // What a block of keys says to a tile of queries, over pages of int8: both products in whole numbers.
 //
 // A query becomes int8 with a scale of its own, as keys are; weights (times the scales of the values that they weigh) become
-// 0 to 255, relative to the greatest of the block. The sums are exact, so that they may run in any order and shape.
+// 0 to 255, relative to the greatest of the block. The sums are exact, so that they may run in any order and shape. What
+// integers cost in attention, and what turning q and k gives back: SageAttention, arXiv 2410.02367.
 #pragma once
 
 #include "activations.h"
@@ -17,7 +18,7 @@ constexpr int SCORED_AT_ONCE = 4, VALUED_AT_ONCE = 2, VALUES_WIDE = 1;
 #endif
 constexpr int FEW_SCORED = 4;  // so few rows leave the adders idle against one page: two at once
 constexpr int Q_STRIDE = MOST_HEAD_DIM + 64;  // so that rows do not fall on the same lines of the cache
-constexpr float MOST_WEIGHT = 255.0f;
+constexpr float MOST_WEIGHT = 255.0f, LEAST_TOP = 1e-30f;  // below, values of a block count as zeros: 255 / top must be finite
 
 template <>
 class TileAttention<Int8> {
@@ -25,8 +26,9 @@ class TileAttention<Int8> {
     TileAttention(const QueryTile& tile, const PdPool& pool, int layer, int kv_head, int head_dim)
         : tile_(tile), pool_(pool), layer_(layer), kv_head_(kv_head), head_dim_(head_dim), rows_(tile.rows()) {
         for (int r = 0; r < rows_; r++) {
+            auto put = [&](int i, I16x some) { store_bytes(q_ + r * Q_STRIDE + i, some); };
             int32_t sum;
-            quantise_row(tile.row(r, head_dim), head_dim, [&](int i, I16x some) { store_bytes(q_ + r * Q_STRIDE + i, some); }, q_scale_ + r, &sum);
+            quantise_row(tile.row(r, head_dim), head_dim, put, q_scale_ + r, &sum);
             q_lift_[r] = lift(sum);
         }
     }
@@ -41,7 +43,8 @@ class TileAttention<Int8> {
         for (int r = 0; r < rows_; r++) weigh(keys, r, out);
         by_rows<VALUED_AT_ONCE>(rows_, [&](auto n, int r) {
             int d = 0;
-            for (; d + VALUES_WIDE * LANES <= head_dim_; d += VALUES_WIDE * LANES) values<n(), VALUES_WIDE>(keys.pages(), r, d, out.value);
+            for (; d + VALUES_WIDE * LANES <= head_dim_; d += VALUES_WIDE * LANES)
+                values<n(), VALUES_WIDE>(keys.pages(), r, d, out.value);
             for (; d < head_dim_; d += LANES) values<n(), 1>(keys.pages(), r, d, out.value);
         });
     }
@@ -87,6 +90,7 @@ class TileAttention<Int8> {
         }
     }
 
+    // Scores of row r become weights.
     void weigh(const KeyRange& keys, int r, Partial out) {
         float* row = score_ + r * KEY_BLOCK;
         Weight* weights = weight_ + r * KEY_BLOCK;
@@ -110,9 +114,11 @@ class TileAttention<Int8> {
         out.total[r] = sum(total);
         const float top = greatest(largest);
         weight_scale_[r] = top / MOST_WEIGHT;
-        const F16x steps = fill(top > 0.0f ? MOST_WEIGHT / top : 0.0f);
+        const bool any = top > LEAST_TOP;
+        const F16x steps = fill(any ? MOST_WEIGHT / top : 0.0f);
         row = score_ + r * KEY_BLOCK;
-        for (int at = 0; at < keys.end - keys.begin; at += PAGE) store_weights(weights + at, to_int(top > 0.0f ? mul(load(row + at), steps) : zero()));
+        for (int at = 0; at < keys.end - keys.begin; at += PAGE)
+            store_weights(weights + at, to_int(any ? mul(load(row + at), steps) : zero()));
     }
 
     // 16 * C dimensions of R rows.
@@ -134,7 +140,8 @@ class TileAttention<Int8> {
             }
         PD_UNROLL for (int r = 0; r < R; r++)
             PD_UNROLL for (int c = 0; c < C; c++)
-                store(out + size_t(row + r) * head_dim_ + d + c * LANES, mul(to_float(sum[r][c].whole()), fill(weight_scale_[row + r])));
+                store(out + size_t(row + r) * head_dim_ + d + c * LANES,
+                      mul(to_float(sum[r][c].whole()), fill(weight_scale_[row + r])));
     }
 
     const QueryTile& tile_;

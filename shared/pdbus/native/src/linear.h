@@ -46,14 +46,16 @@ inline void finish_tile(const PdLinear& linear, const Activations& a, int row, i
 
 constexpr int ROW_BLOCK = 120;  // rows, a multiple of ROWS, that pass over a panel while it is in the first-level cache
 
-// y [rows, width]. Panels outside, rows inside: a panel is read from memory once per block of rows.
+// y [rows, width]. Panels outside, rows inside: a panel is read from memory once per block of rows. Blocks are of one size,
+// and pieces many, so that no thread waits long for the last one.
 inline void run_linear(Threads& threads, const PdLinear& linear, const Activations& a, int rows, Then then, float* y, int width) {
     const int panels = (linear.outputs + LANES - 1) / LANES, units = then == Then::SILU ? panels / 2 : panels;
-    const int blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
-    const int wanted = std::max(1, 8 * threads.count() / blocks);
+    const int blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK, tiles = (rows + ROWS - 1) / ROWS;
+    const int block = (tiles + blocks - 1) / blocks * ROWS;
+    const int wanted = std::max(1, (blocks == 1 ? 8 : 16) * threads.count() / blocks);
     const int chunk = std::max(1, (units + wanted - 1) / wanted), chunks = (units + chunk - 1) / chunk;
     threads.run(blocks * chunks, [&](int piece) {
-        const int first_row = piece / chunks * ROW_BLOCK, last_row = std::min(rows, first_row + ROW_BLOCK);
+        const int first_row = piece / chunks * block, last_row = std::min(rows, first_row + block);
         const int first = piece % chunks * chunk, last = std::min(units, first + chunk);
         for (int unit = first; unit < last; unit++)
             for (int row = first_row; row < last_row; row += ROWS)
