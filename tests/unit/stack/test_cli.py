@@ -17,12 +17,17 @@ def test_an_answer_may_be_longer_than_the_processes_are_many() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["chat", "--max-tokens", "0"], ["chat", "--max-tokens", "x"], ["up", "--decode", "65"]]
+    "arguments",
+    [["chat", "--max-tokens", "0"], ["chat", "--max-tokens", "x"], ["up", "--decode", "65"], ["up", "--decode", "0"]],
 )
 def test_what_is_no_number_of_these_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.parser().parse_args(arguments)
     assert repr(arguments[-1]) in capsys.readouterr().err
+
+
+def test_a_stack_can_do_without_cache_nodes() -> None:
+    assert cli.parser().parse_args(["up", "--cache-nodes", "0"]).cache_nodes == 0
 
 
 def test_chat_says_at_once_that_nothing_runs(
