@@ -102,7 +102,7 @@ class Rig:
         await until(lambda: not any(busy(worker) for worker in (self.prefill, self.decode)), within_s)
         for worker in (self.prefill, self.decode):
             async with asyncio.timeout(within_s):
-                while not await worker.core.call(partial(_nobody_holds, worker.core.pages)):
+                while not await worker.core.call(partial(_nobody_holds, worker.core.pages)):  # noqa: ASYNC110
                     await asyncio.sleep(0)  # a page is being written back just now
             assert all(worker.versions.get(root).pins == 0 for root in worker.versions.roots)
 

@@ -62,8 +62,9 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument(
         "--colocated", action="store_true", help="decode workers read all prompts themselves: no prefill workers"
     )
-    for flag, default in (("prefill", 1), ("decode", 1), ("param-servers", 1), ("cache-nodes", 1), ("routers", 1)):
-        up.add_argument(f"--{flag}", type=_count, default=default, metavar="N", help="processes (default: %(default)s)")
+    for flag in ("prefill", "decode", "param-servers", "cache-nodes", "routers"):
+        kind = _count_or_none if flag == "cache-nodes" else _count
+        up.add_argument(f"--{flag}", type=kind, default=1, metavar="N", help="processes (default: %(default)s)")
     _data(up)
 
     chat = commands.add_parser("chat", help="talk to a running stack")
@@ -91,6 +92,10 @@ def parser() -> argparse.ArgumentParser:
 
 def _data(command: argparse.ArgumentParser) -> None:
     command.add_argument("--data", type=Path, metavar="DIR", help="data folder (default: the user's)")
+
+
+def _count_or_none(text: str) -> int:
+    return 0 if text == "0" else _count(text)
 
 
 def _count(text: str) -> int:

@@ -184,10 +184,11 @@ class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is
         await self._transport.connect(s.uri, buffer_size=READ_BYTES, connect_timeout=self.options["connect_timeout"])
 
     async def _read_loop(self) -> None:
-        error = None
-        transport, reader = self._transport._io_writer.transport, self._transport._io_reader
+        error, transport = None, self._transport._io_writer.transport
         try:
-            self._inbound = Inbound(transport, self._on_message, self._on_command, bytes(reader._buffer))
+            early = bytes(self._transport._io_reader._buffer)
+            own = Inbound(transport, self._on_message, lambda line: partial(self._ps.parse, line + b"\r\n"), early)
+            self._inbound = own
             error = await self._inbound.until_over()
         except Exception as failure:
             error = failure
@@ -203,9 +204,6 @@ class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is
         except Exception:
             log.exception("a subscriber of %r failed", subject)
         return None
-
-    def _on_command(self, line: bytes) -> Work:
-        return partial(self._ps.parse, line + b"\r\n")
 
     async def _ping_interval(self) -> None:
         """The watchdog: nats-py starts and cancels it with the connection."""

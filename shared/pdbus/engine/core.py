@@ -98,9 +98,8 @@ class Core:
         return len(self._scheduler.waiting)
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Runs `work` in the engine's thread between two turns, and returns or raises what it does.
-
-        Work that was given away is done, also where nobody waits for its result any more."""
+        """Runs `work` in the engine's thread between two turns, and returns or raises what it does. It is done also
+        where nobody waits for its result any more."""
         return await self._work.call(work)
 
     def post(self, work: Callable[[], object]) -> None:
@@ -108,9 +107,8 @@ class Core:
         self._work.post(work)
 
     def submit(self, sequence: Sequence) -> None:
-        """Hands the sequence and its hold to the engine. Exactly one `Ended` will tell that it has let go of it.
-
-        Raises Unavailable where the engine has stopped."""
+        """Hands the sequence and its hold to the engine. Exactly one `Ended` will tell that it has let go of it. Raises
+        Unavailable where the engine has stopped."""
         if self._gone:
             raise Unavailable("the engine has stopped")
         self._live[sequence] = self._loop.create_future()
@@ -120,10 +118,8 @@ class Core:
         """The event loop has filled pages of a sequence that was not ready: its first `computed` tokens are there."""
 
         def resume() -> None:
-            sequence.set_back()
-            sequence.computed = max(sequence.computed, computed)
+            sequence.filled(computed)
             self._scheduler.publish(sequence)
-            sequence.ready = True
 
         self.post(resume)
 
@@ -205,9 +201,8 @@ class Core:
             return []
         except Exception as error:
             log.exception("a forward pass failed")
-            return [
-                self._end(chunk.sequence, PdbusError(f"the engine failed: {type(error).__name__}")) for chunk in group
-            ]
+            failure = PdbusError(f"the engine failed: {type(error).__name__}")
+            return [self._end(chunk.sequence, failure) for chunk in group]
         for chunk in early:  # now that it will not be taken back
             chunk.sequence.arriving = None
             if chunk.sequence.handoff:

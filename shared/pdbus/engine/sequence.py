@@ -103,6 +103,11 @@ class Sequence:
         if self.arriving:
             self.computed, self.arriving = self.present, None
 
+    def filled(self, tokens: int) -> None:
+        """The KV of the first `tokens` tokens is in its pages, and nobody writes into them any more."""
+        self.set_back()
+        self.computed, self.ready = max(self.computed, tokens), True
+
     def append(self, token: int) -> Finish | None:
         """Takes the next token. A stop id ends the answer and is not part of it."""
         if token in self.ticket.stop_ids:

@@ -130,23 +130,14 @@ class CacheRing:
 
         Returns how many of them came whole, from the first on. Takes at most `within_s`. Never raises a PdbusError."""
         own = RequestContext(ctx.deadline.within(within_s), ctx.request_id, ctx.tenant)
-        owners = [list(self._owners(key)) for key in keys]
-        reads = [
-            self._ask(
-                node,
-                own,
-                node.read(
-                    CacheGet("kv", tuple(keys[at] for at in places), root),
-                    [materials[at] for at in places],
-                    places,
-                    into,
-                    own,
-                ),
-            )
-            for node, places in self._by_node(list(range(len(keys))), owners)
-        ]
-        into.ask(len(reads))
-        await asyncio.gather(*reads)
+        asked = self._by_node(list(range(len(keys))), [list(self._owners(key)) for key in keys])
+
+        async def read(node: CacheNode, places: list[int]) -> None:
+            wanted = CacheGet("kv", tuple(keys[at] for at in places), root)
+            await node.read(wanted, [materials[at] for at in places], places, into, own)
+
+        into.ask(len(asked))
+        await asyncio.gather(*(self._ask(node, own, read(node, places)) for node, places in asked))
         whole = into.whole
         on_disk = sum(into.on_disk[:whole])
         self._counts.read("kv", {"memory": whole - on_disk, "disk": on_disk}, 0, len(keys))

@@ -17,7 +17,8 @@ def test_an_answer_may_be_longer_than_the_processes_are_many() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["chat", "--max-tokens", "0"], ["chat", "--max-tokens", "x"], ["up", "--decode", "65"]]
+    "arguments",
+    [["chat", "--max-tokens", "0"], ["chat", "--max-tokens", "x"], ["up", "--decode", "65"], ["up", "--decode", "0"]],
 )
 def test_what_is_no_number_of_these_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
@@ -31,6 +32,10 @@ def test_colocated_workers_and_prefill_workers_exclude_each_other(
     given = ["up", "--colocated", "--prefill", "2", "--model", "x.gguf", "--data", str(tmp_path)]
     assert cli.main(given) == 1
     assert "--prefill" in capsys.readouterr().err
+
+
+def test_a_stack_can_do_without_cache_nodes() -> None:
+    assert cli.parser().parse_args(["up", "--cache-nodes", "0"]).cache_nodes == 0
 
 
 def test_chat_says_at_once_that_nothing_runs(
