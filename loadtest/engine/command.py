@@ -98,8 +98,12 @@ def rows(
             [row] = entry.arguments
             weights = reads(row, Shape.of(prompts.config))
             subjects.append(ProcessSubject(name, sys.executable, sources, given.threads))
-            subjects.append(StackSubject(f"{name}, whole stack", checkpoint, OURS[row].options, weights))
-            ours += [name, f"{name}, whole stack"]
+            stacks = {f"{name}, whole stack": False, f"{name}, colocated stack": True}
+            subjects += [
+                StackSubject(stack, checkpoint, OURS[row].options, weights, colocated)
+                for stack, colocated in stacks.items()
+            ]
+            ours += [name, *stacks]
         elif given.peers:
             subjects.append(ProcessSubject(name, given.peers_python, sources, given.threads))
     wanted = [s for s in subjects if not given.only or any(text in s.name for text in given.only)]

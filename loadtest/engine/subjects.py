@@ -39,16 +39,19 @@ class ProcessSubject:
 
 @dataclass(frozen=True)
 class StackSubject:
-    """The whole way: HTTP, router, bus, prefill and decode worker. Caches see each prompt for the first time."""
+    """The whole way: HTTP, router, bus and workers. Caches see each prompt for the first time."""
 
     name: str
     checkpoint: Path
     options: BackendOptions
     weights: Weights
+    colocated: bool = False
+    """One worker reads and writes; else two, which share the cores."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Running]:
-        asked = ("--precision", self.options.precision, "--kv-dtype", self.options.kv_dtype)
+        asked = ["--precision", self.options.precision, "--kv-dtype", self.options.kv_dtype]
+        asked += ["--colocated"] if self.colocated else []
         env = {"PDBUS_ENGINE": self.options.engine}
         try:
             async with stack("--model", str(self.checkpoint), *asked, env=env) as running, session() as http:
