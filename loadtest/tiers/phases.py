@@ -55,6 +55,7 @@ async def phases(
             await _settled(stack)
             await stack.restart("prefill", "decode", *(["cache"] if tier == "L3" else []))
             await answering(http, stack, prompts, f"{labels[0]}/{tier}")
+            await _settled(stack)
         if tier == "L3":
             drop_page_cache(stack.data)
         found += [await ask(http, stack, prompts, label, tokens, tier) for label in labels]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ _EXPORTED = 4
 """Hot pages copied out of the pool at a time. Only for the copying are they held."""
 _CALM_S = 0.05
 """So long after it has computed something the engine is not taken for idle: the next prompt is often on its way."""
+_HOT_REST, _COLD_REST = 1.0, 3.0
+"""Times what a write took: others of this machine have something to do, also while this engine has nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +88,23 @@ class WriteBack:
             calm = False
             while self._hot or self._cold:
                 if self._hot:
-                    await self._write([self._hot.popleft() for _ in range(min(_EXPORTED, len(self._hot)))])
+                    await self._write([self._hot.popleft() for _ in range(min(_EXPORTED, len(self._hot)))], _HOT_REST)
                 elif calm and not self._core.busy:
-                    await self._write([self._cold.popleft()])
+                    await self._write([self._cold.popleft()], _COLD_REST)
                 else:
                     await asyncio.sleep(_CALM_S)
                     calm = not self._core.busy
 
-    async def _write(self, pages: list[_Page]) -> None:
+    async def _write(self, pages: list[_Page], rest: float) -> None:
+        """Rests `rest` times as long as it took."""
+        started_s = time.monotonic()
         for page, value in zip(pages, await self._exported(pages), strict=True):
             stored = value is not None and await self._ring.write(
                 "kv", page.key.digest, page.root, material(page.key), value, page.ctx, ttl_s=TTL_S
             )
             if not stored:
                 self.forget([page.key])
+        await asyncio.sleep(rest * (time.monotonic() - started_s))
 
     async def _exported(self, pages: list[_Page]) -> list[memoryview | None]:
         holds = [self._core.pages.hold() for _ in pages]
