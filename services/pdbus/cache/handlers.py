@@ -88,7 +88,7 @@ class Handlers:
         if large and wanted.stream and not self.transfers.send(wanted.receiver, wanted.stream, large, ctx.deadline):
             for item in large:
                 found[item.index] = CacheFound(_ABSENT, generation=told.generation)
-        return CacheGetReply(self.node, told.incarnation, tuple(found))
+        return CacheGetReply(self.node, told.incarnation, tuple(found), told.generation)
 
     async def put(self, put: CachePut, ctx: RequestContext) -> CachePutReply:
         """Stores an inline value at once, and opens a stream for a larger one unless the same entry is there already.

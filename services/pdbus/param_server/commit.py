@@ -38,10 +38,12 @@ def is_new_wish(history: History, root: Digest, wished: Digest | None) -> bool:
 
 
 def due_refs(history: History, prefill: Sequence[Card], decode: Sequence[Card]) -> Mapping[str, Digest]:
-    """The refs that are to move now, and where to: heads that wait, and that a worker of each kind can serve."""
+    """The refs that are to move now, and where to: heads that wait, and that a worker of each kind can serve, or an
+    encoder's."""
 
     def ready(root: Digest) -> bool:
-        return all(any(card.state == "ready" and root in card.roots for card in cards) for cards in (prefill, decode))
+        able = [[card for card in cards if card.state == "ready" and root in card.roots] for cards in (prefill, decode)]
+        return all(able) or any(card.embeds for card in able[0])
 
     return {line: head for line, head in history.pending.items() if ready(head)}
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeAlias
 
 from pdbus.canonical import digest
 from pdbus.context import Deadline, RequestContext
@@ -19,9 +19,12 @@ from pdbus.errors import InvalidRequest, NotFound, PdbusError, Unavailable
 from pdbus.kv.format import PAGE_TOKENS, PageFormat
 from pdbus.kv.prefix import child_key
 from pdbus.messages.common import Digest
-from pdbus.model.config import ModelConfig, from_hf
+from pdbus.model.config import ModelConfig
+from pdbus.model.encoder_config import EncoderConfig
+from pdbus.model.families import config_of
 from pdbus.model.scope import prefix_scope
 from pdbus.router.chat_template import ChatTemplate
+from pdbus.router.encoder_version import EncoderVersion, TextIds
 from pdbus.router.tokenizer import Tokenizer, stop_ids
 from pdbus.tasks import cancelled
 from pdbus.weights.history import History
@@ -85,6 +88,9 @@ class Version:
         return child_key(digest([scope, salt]), tokens[: layout.page_tokens])
 
 
+AnyVersion: TypeAlias = Version | EncoderVersion
+
+
 class Models:
     """The versions of one model. Loads each root once, those that refs name as soon as they are named."""
 
@@ -93,7 +99,7 @@ class Models:
         self._follower = follower
         self._reader = reader
         self._executor = executor
-        self._loads: OrderedDict[Digest, asyncio.Task[Version]] = OrderedDict()
+        self._loads: OrderedDict[Digest, asyncio.Task[AnyVersion]] = OrderedDict()
         self._news = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -144,15 +150,33 @@ class Models:
         except InvalidRequest as error:
             raise InvalidRequest(error.message, param="model") from None
 
+    def embeds(self, root: Digest) -> bool:
+        """Whether it is a loaded version of an encoder."""
+        load = self._loads.get(root)
+        return load is not None and _succeeded(load) and isinstance(load.result(), EncoderVersion)
+
     async def get(self, root: Digest, deadline: Deadline) -> Version:
-        """Raises what the loading raised (NotFound, Corrupt, InvalidRequest, …), or DeadlineExceeded."""
+        """Raises what the loading raised (NotFound, Corrupt, …), InvalidRequest for an encoder, DeadlineExceeded."""
+        version = await self._any(root, deadline)
+        if isinstance(version, EncoderVersion):
+            raise InvalidRequest(f"the model {self.model!r} embeds texts: use /v1/embeddings", param="model")
+        return version
+
+    async def encoder(self, root: Digest, deadline: Deadline) -> EncoderVersion:
+        """As `get`, for an encoder: InvalidRequest for a model that writes text."""
+        version = await self._any(root, deadline)
+        if isinstance(version, Version):
+            raise InvalidRequest(f"the model {self.model!r} writes text: it gives no embeddings", param="model")
+        return version
+
+    async def _any(self, root: Digest, deadline: Deadline) -> AnyVersion:
         load = self._load(root)
         done, _ = await asyncio.wait({load}, timeout=max(deadline.remaining_s, 0.0))
         if not done:
             deadline.check("the version's tokenizer had come")
         return load.result()
 
-    def _load(self, root: Digest) -> asyncio.Task[Version]:
+    def _load(self, root: Digest) -> asyncio.Task[AnyVersion]:
         load = self._loads.get(root)
         if load is None or (load.done() and not _succeeded(load)):
             load = self._loads[root] = asyncio.get_running_loop().create_task(self._read(root))
@@ -176,7 +200,7 @@ class Models:
                 async with asyncio.timeout(_AGAIN_S if failed else None):
                     await self._news.wait()
 
-    async def _read(self, root: Digest) -> Version:
+    async def _read(self, root: Digest) -> AnyVersion:
         ctx = RequestContext.after(_LOAD_S)
         meta = await self._reader.meta(root, ctx)
         manifest = await self._reader.manifest(root, ctx)
@@ -184,12 +208,14 @@ class Models:
         return await asyncio.get_running_loop().run_in_executor(self._executor, build_version, root, meta, tensors)
 
 
-def build_version(root: Digest, meta: Mapping[str, bytes], tensors: Mapping[str, Digest]) -> Version:
+def build_version(root: Digest, meta: Mapping[str, bytes], tensors: Mapping[str, Digest]) -> AnyVersion:
     """Slow (parses a vocabulary). Raises InvalidRequest where a file is missing or can't be used."""
     missing = {"config.json", "tokenizer.json", "tokenizer_config.json"} - meta.keys()
     if missing:
         raise InvalidRequest(f"the version lacks {', '.join(sorted(missing))}")
-    config = from_hf(_object(meta, "config.json"))
+    config = config_of(meta)
+    if isinstance(config, EncoderConfig):
+        return EncoderVersion(root, config, TextIds(meta["tokenizer.json"]))
     tokenizer = Tokenizer(meta["tokenizer.json"], _object(meta, "tokenizer_config.json"))
     ends = stop_ids(_object(meta, "generation_config.json"), tokenizer)
     template = _template(meta.get("chat_template.jinja"), tokenizer)
@@ -216,9 +242,9 @@ def _template(source: bytes | None, tokenizer: Tokenizer) -> ChatTemplate | Inva
         return error
 
 
-def _failure(load: asyncio.Task[Version]) -> BaseException | None:
+def _failure(load: asyncio.Task[AnyVersion]) -> BaseException | None:
     return load.exception() if load.done() and not load.cancelled() else None
 
 
-def _succeeded(load: asyncio.Task[Version]) -> bool:
+def _succeeded(load: asyncio.Task[AnyVersion]) -> bool:
     return load.done() and not load.cancelled() and load.exception() is None

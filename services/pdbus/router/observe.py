@@ -14,7 +14,7 @@ from pdbus.errors import PdbusError
 from pdbus.router.answer import Answer
 from pdbus.router.metrics import RouterMetrics
 from pdbus.router.openai_schema import GenerateRequest
-from pdbus.telemetry import Phase, record_span, request_attributes, response_attributes, span_name, tracer
+from pdbus.telemetry import Attributes, Phase, record_span, request_attributes, response_attributes, span_name, tracer
 
 
 class Observed:
@@ -53,6 +53,13 @@ class Observed:
         )
         self._span.set_attribute("pdbus.result_cache", answer.source)
 
+    def embedded(self, tokens: int, root: str, hits: int) -> None:
+        """The vectors are passed on; `hits` of them came from the cache."""
+        self._metrics.edge.usage(self._operation, tokens)
+        self._span.set_attributes(
+            {"gen_ai.usage.input_tokens": tokens, "pdbus.root": root, "pdbus.feature_cache.hits": hits}
+        )
+
 
 @contextmanager
 def observed(
@@ -71,8 +78,22 @@ def observed(
     )
     if request.max_tokens is None:
         del attributes["gen_ai.request.max_tokens"]
+    with measured(operation, request.model, attributes, metrics, kind, parent) as seen:
+        yield seen
+
+
+@contextmanager
+def measured(
+    operation: str,
+    model: str,
+    attributes: Attributes,
+    metrics: RouterMetrics,
+    kind: SpanKind,
+    parent: Context | None = None,
+) -> Iterator[Observed]:
+    """One request of whatever operation."""
     with tracer().start_as_current_span(
-        span_name(operation, request.model), context=parent, kind=kind, attributes=attributes, record_exception=False
+        span_name(operation, model), context=parent, kind=kind, attributes=attributes, record_exception=False
     ) as span:
         seen = Observed(span, operation, metrics)
         try:

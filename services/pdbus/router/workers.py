@@ -44,6 +44,10 @@ class Workers:
         fitting = [c for c in self._usable("prefill", root) if (c.page_format, c.compute_class) in decodes]
         return min(fitting, key=lambda card: (card.compute_class, card.page_format), default=None)
 
+    def encoders(self, root: Digest) -> list[Card]:
+        """The prefill workers that embed texts on `root`."""
+        return [card for card in self._usable("prefill", root) if card.embeds]
+
     def gone(self, worker: str, incarnation: str | None = None) -> bool:
         """Dead, or restarted since it was `incarnation`: what it held is lost."""
         card = self.fleet.card(worker)

@@ -33,6 +33,8 @@ class Options:
     cache_nodes: int = 1
     prefill: int = 1
     decode: int = 1
+    embeds: bool = False
+    """The checkpoint is an encoder: there is nothing to decode."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class ProcessPlan:
 
 def processes(options: Options, folder: Folder, nats_url: str, cores: int) -> list[ProcessPlan]:
     """Every service process of the stack. Engine processes share the cores."""
-    threads = max(1, cores // (options.prefill + options.decode))
+    decode = 0 if options.embeds else options.decode
+    threads = max(1, cores // (options.prefill + decode))
 
     def plan(service: str, number: int, **more: str) -> ProcessPlan:
         id = f"{service.replace('_', '-')}-{number}"
@@ -74,7 +77,7 @@ def processes(options: Options, folder: Folder, nats_url: str, cores: int) -> li
     counted: tuple[tuple[str, int, dict[str, str]], ...] = (
         ("param_server", options.param_servers, checkpoint),
         ("prefill", options.prefill, engine),
-        ("decode", options.decode, engine),
+        ("decode", decode, engine),
         ("cache", options.cache_nodes, {}),
         ("invalidator", 1, {}),
     )

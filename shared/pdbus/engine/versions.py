@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from pdbus.context import Deadline
+from pdbus.engine.failure import Failure
 from pdbus.engine.version import Pin, Version, WeightSource, load
 from pdbus.errors import InvalidRequest, RootGone
 from pdbus.kv.format import PageFormat
@@ -27,13 +28,13 @@ from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
+V = TypeVar("V")
+
 _LINGER_S = 60.0
 """A version that only a request has named stays this long after the last such request."""
 _MOST_WISHES = 16
 _LOOK_S = 0.5
 """How often pins and lingering wishes are looked at."""
-_RETRY_S = 0.5
-_LONGEST_RETRY_S = 10.0
 
 
 @dataclass(eq=False, slots=True)
@@ -44,37 +45,16 @@ class _Wish:
     until_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """Of loading a wanted version: it is tried again, ever later."""
+class Loaded(ABC, Generic[V]):
+    """Lives in the event loop; loads one version at a time. Of any kind of model: `_load` makes a version.
 
-    count: int
-    not_before_s: float
+    Entered, it loads what `want` names; `detail` says for people how far it is."""
 
-    @classmethod
-    def after(cls, earlier: _Failure | None, now_s: float) -> _Failure:
-        count = earlier.count + 1 if earlier else 1
-        wait_s = min(_RETRY_S * 2.0 ** (count - 1), _LONGEST_RETRY_S) * random.uniform(0.5, 1.0)  # noqa: S311
-        return cls(count, now_s + wait_s)
-
-
-class Versions:
-    """Lives in the event loop; loads one version at a time.
-
-    Entered, it loads what `want` names; `detail` says for people how far it is. `open_backend` is called in a thread,
-    once, for the first version: what it gives computes all of them, and is closed in the end."""
-
-    def __init__(self, source: WeightSource, open_backend: Callable[[ModelConfig], Backend]) -> None:
-        self.backend: Backend | None = None
-        """None before the first version."""
-        self.kv_roots: dict[Digest, Digest] = {}
-        """KV-relevant roots of the versions that are or were here: cached pages may outlive their version."""
-        self._source, self._open_backend = source, open_backend
-        self._opening: asyncio.Task[Backend] | None = None
-        self._ready: dict[Digest, Version] = {}
+    def __init__(self) -> None:
+        self._ready: dict[Digest, V] = {}
         self._wanted: tuple[Digest, ...] = ()
         self._wishes: dict[Digest, _Wish] = {}
-        self._failures: dict[Digest, _Failure] = {}  # of wanted ones only
+        self._failures: dict[Digest, Failure] = {}  # of wanted ones only
         self._changed = asyncio.Event()
         self._any = asyncio.Event()
         self.detail = "waiting for a first version"
@@ -84,17 +64,15 @@ class Versions:
         """Roots that can be served at once."""
         return tuple(self._ready)
 
-    @property
-    def compute_class(self) -> str:
-        """Of all its versions; empty before the first."""
-        return self.backend.compute_class if self.backend else ""
+    @abstractmethod
+    async def _load(self, root: Digest) -> V:
+        """Raises whatever it can't be had for."""
 
-    @property
-    def page_format(self) -> PageFormat | None:
-        """Of all its versions; None before the first."""
-        return next((version.scope.page_format for version in self._ready.values()), None)
+    def _in_use(self, version: V) -> bool:
+        """Whether it has to stay although nothing wants it any more."""
+        return False
 
-    def get(self, root: Digest) -> Version | None:
+    def get(self, root: Digest) -> V | None:
         return self._ready.get(root)
 
     async def __aenter__(self) -> Self:
@@ -107,10 +85,6 @@ class Versions:
         await cancelled(self._task)
         for wish in self._wishes.values():
             wish.loaded.cancel()
-        if self._opening:  # compiling can't be stopped in its middle
-            (backend,) = await asyncio.gather(self._opening, return_exceptions=True)
-            if not isinstance(backend, BaseException):
-                backend.close()
 
     def want(self, roots: Iterable[Digest]) -> None:
         """Loads these, the first ones first, and drops others as soon as nothing needs them."""
@@ -118,17 +92,17 @@ class Versions:
         self._failures = {root: failure for root, failure in self._failures.items() if root in self._wanted}
         self._changed.set()
 
-    async def first(self) -> Version:
+    async def first(self) -> V:
         """The first version that becomes ready."""
         await self._any.wait()
         return next(iter(self._ready.values()))
 
-    async def pin(self, root: Digest, deadline: Deadline) -> Pin:
-        """Pins the version, after loading it if need be. Raises RootGone where that fails or takes longer."""
+    async def need(self, root: Digest, deadline: Deadline) -> V:
+        """The version, after loading it if need be. Raises RootGone where that fails or takes longer."""
         if root not in self._ready:
             await self._wish(root, deadline)
         if version := self._ready.get(root):
-            return version.pin()
+            return version
         raise RootGone(f"version {root.hex()[:12]} was dropped here")
 
     def forget(self, root: Digest) -> None:
@@ -171,7 +145,7 @@ class Versions:
     def _drop_unwanted(self, now_s: float) -> None:
         self._wishes = {root: wish for root, wish in self._wishes.items() if wish.until_s > now_s}
         for root, version in list(self._ready.items()):
-            if root not in self._wanted and root not in self._wishes and not version.pins:
+            if root not in self._wanted and root not in self._wishes and not self._in_use(version):
                 del self._ready[root]
                 log.info("version %s dropped", root.hex()[:12])
 
@@ -182,31 +156,75 @@ class Versions:
             log.warning("version %s can't be loaded: %s", root.hex()[:12], error)
             self.detail = f"version {root.hex()[:12]} can't be loaded: {error}"
             if root in self._wanted:
-                self._failures[root] = _Failure.after(self._failures.get(root), time.monotonic())
+                self._failures[root] = Failure.after(self._failures.get(root), time.monotonic())
             if wish := self._wishes.pop(root, None):
                 wish.loaded.cancel()
             return
         self.detail = ""
         self._ready[root] = version
-        self.kv_roots[root] = version.scope.kv_root
         self._failures.pop(root, None)
         self._any.set()
         if (wish := self._wishes.get(root)) and not wish.loaded.done():
             wish.loaded.set_result(None)
         log.info("version %s ready", root.hex()[:12])
 
-    async def _load(self, root: Digest) -> Version:
+    def _loading(self, root: Digest) -> Callable[[int, int], None]:
+        """Tells people that it is being loaded; returns what is to be told how far it is: (done, total) bytes."""
         self.detail = f"loading version {root.hex()[:12]}"
 
         def progress(done_bytes: int, total_bytes: int) -> None:
             self.detail = f"loading version {root.hex()[:12]}: {100 * done_bytes // max(total_bytes, 1)} %"
 
+        return progress
+
+
+class Versions(Loaded[Version]):
+    """Of a model that writes text. `open_backend` is called in a thread, once, for the first version: what it gives
+    computes all of them, and is closed in the end."""
+
+    def __init__(self, source: WeightSource, open_backend: Callable[[ModelConfig], Backend]) -> None:
+        super().__init__()
+        self.backend: Backend | None = None
+        """None before the first version."""
+        self.kv_roots: dict[Digest, Digest] = {}
+        """KV-relevant roots of the versions that are or were here: cached pages may outlive their version."""
+        self._source, self._open_backend = source, open_backend
+        self._opening: asyncio.Task[Backend] | None = None
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await super().__aexit__(kind, error, trace)
+        if self._opening:  # compiling can't be stopped in its middle
+            (backend,) = await asyncio.gather(self._opening, return_exceptions=True)
+            if not isinstance(backend, BaseException):
+                backend.close()
+
+    @property
+    def compute_class(self) -> str:
+        """Of all its versions; empty before the first."""
+        return self.backend.compute_class if self.backend else ""
+
+    @property
+    def page_format(self) -> PageFormat | None:
+        """Of all its versions; None before the first."""
+        return next((version.scope.page_format for version in self._ready.values()), None)
+
+    async def pin(self, root: Digest, deadline: Deadline) -> Pin:
+        """Pins the version, after loading it if need be. Raises as `need`."""
+        return (await self.need(root, deadline)).pin()
+
+    def _in_use(self, version: Version) -> bool:
+        return version.pins > 0
+
+    async def _load(self, root: Digest) -> Version:
         others = [version.model for version in self._ready.values()]
-        version = await load(root, self._source, others, self._backend_for, progress)
+        version = await load(root, self._source, others, self._backend_for, self._loading(root))
         if self.page_format not in (None, version.scope.page_format):
             raise InvalidRequest(
                 f"its KV pages ({version.scope.page_format}) differ from this worker's ({self.page_format})"
             )
+        self.kv_roots[root] = version.scope.kv_root
         return version
 
     async def _backend_for(self, config: ModelConfig) -> Backend:

@@ -36,8 +36,8 @@ class Checkpoint:
     config: AnyConfig
     meta: Mapping[str, bytes]
     """config.json (Hugging Face form), tokenizer.json, tokenizer_config.json (bos_token, eos_token, unk_token,
-    add_bos_token), generation_config.json (eos_token_id as a list, …), and chat_template.jinja if the model has one; of an
-    encoder sentence.json (model/sentence.py)."""
+    add_bos_token), generation_config.json (eos_token_id as a list, …), chat_template.jinja if the model has one, and of
+    an encoder sentence.json (model/sentence.py)."""
     source: Source
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

@@ -61,8 +61,8 @@ class Encoder:
 
     @torch.inference_mode()
     def embed(self, texts: Sequence[Sequence[int]]) -> Array:
-        """The vectors of texts of one length, fp32 [texts, hidden_size]. Each: 1 to max_tokens ids, special tokens among
-        them."""
+        """The vectors of texts of one length (1 to max_tokens ids, special tokens among them), fp32
+        [texts, hidden_size]."""
         hidden = self._embedded(texts)  # [texts, tokens, hidden]
         for layer in self.layers:
             hidden = self._layer(layer, hidden)

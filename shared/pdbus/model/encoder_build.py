@@ -29,10 +29,8 @@ def encoder_compute_class(device: torch.device | str) -> str:
     return f"{device.type}-{kernels}/encoder/w-fp32/a-fp32/torch-{torch.__version__}".lower()
 
 
-def needed_for_encoder(
-    config: EncoderConfig, digests: Mapping[str, Digest], reuse: Encoder | None
-) -> tuple[str, ...]:
-    """The tensors that `build_encoder` will ask for: those of layers that `reuse` doesn't hold under the same digest."""
+def needed_for_encoder(config: EncoderConfig, digests: Mapping[str, Digest], reuse: Encoder | None) -> tuple[str, ...]:
+    """The tensors that `build_encoder` will ask for: of layers that `reuse` doesn't hold under the same digest."""
     return tuple(name for name in expected_encoder_tensors(config) if not _same(layer_of(name), digests, reuse))
 
 

@@ -48,3 +48,10 @@ def writing(config: AnyConfig) -> ModelConfig:
     if isinstance(config, EncoderConfig):
         raise UnsupportedModel(f"a {config.family} model embeds texts and writes none: prefill workers alone serve it")
     return config
+
+
+def embedding(config: AnyConfig) -> EncoderConfig:
+    """The config of an encoder. Raises UnsupportedModel for a model that writes text."""
+    if not isinstance(config, EncoderConfig):
+        raise UnsupportedModel(f"a {config.family} model writes text: it gives no embeddings")
+    return config

@@ -60,7 +60,7 @@ def _modules(folder: Path) -> tuple[Pooling, bool]:
     modules = content if isinstance(content, list) else []
     kinds = [str(m.get("type", "")).rpartition(".")[2] if isinstance(m, dict) else "" for m in modules]
     if kinds not in (["Transformer"], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise UnsupportedModel(f"{path}: served are Transformer, Pooling and Normalize, in this order, not {kinds!r:.200}")
+        raise UnsupportedModel(f"{path}: served are Transformer, Pooling, Normalize, in this order, not {kinds!r:.200}")
     return _pooling(folder, str(modules[1].get("path", ""))) if len(kinds) > 1 else "mean", kinds[-1] == "Normalize"
 
 

@@ -119,7 +119,7 @@ def test_another_order_of_modules_and_a_prompt_are_refused(bert: Path) -> None:
         open_checkpoint(bert)
     (bert / "config_sentence_transformers.json").unlink()
     modules = json.loads((bert / "modules.json").read_text())
-    (bert / "modules.json").write_text(json.dumps(modules + [{"type": "sentence_transformers.models.Dense"}]))
+    (bert / "modules.json").write_text(json.dumps([*modules, {"type": "sentence_transformers.models.Dense"}]))
     with pytest.raises(UnsupportedModel, match="Dense"):
         open_checkpoint(bert)
 
@@ -132,9 +132,7 @@ def test_the_pooling_of_another_folder_is_not_read(bert: Path) -> None:
         open_checkpoint(bert)
 
 
-def test_from_the_hub_come_the_files_of_sentence_transformers_too(
-    bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_the_hub_come_the_files_of_sentence_transformers_too(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
     def snapshot_download(hub_id: str, *, allow_patterns: list[str]) -> str:
