@@ -45,6 +45,12 @@ def test_numbers_are_kept_ids_are_unique_and_engines_share_the_cores(
     assert sum(threads) <= max(cores, len(threads))
 
 
+def test_an_encoder_has_nothing_to_decode_and_its_prefill_workers_have_the_cores() -> None:
+    plans = _plans(Options("minilm", "m", decode=3, prefill=2, embeds=True), cores=4)
+    assert {plan.service for plan in plans} == SERVICES - {"decode"}
+    assert [plan.settings["PDBUS_THREADS"] for plan in plans if plan.service == "prefill"] == ["2", "2"]
+
+
 def test_only_param_servers_are_told_where_the_checkpoint_is() -> None:
     for plan in _plans(Options("x.gguf", "m")):
         assert ("PDBUS_CHECKPOINT" in plan.settings) == (plan.service == "param_server")
