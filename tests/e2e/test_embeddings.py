@@ -11,6 +11,8 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+import msgpack
+import nats
 import numpy as np
 import openai
 import pytest
@@ -21,12 +23,14 @@ from tests.support.encoders import minilm, reference
 from tests.support.stack import Stack, running_stack
 
 MODEL = "minilm"
+SERVICE = "acme.items"
 TEXTS = ["A cat is sleeping on the sofa.", "The kitten naps on the couch.", "The invoice is due next week."]
 
 
 @pytest.fixture(scope="module")
 def embedding_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("embed"), "--model", str(minilm()), "--name", MODEL) as stack:
+    env = {"PDBUS_FEATURE_SUBJECT": SERVICE}
+    with running_stack(tmp_path_factory.mktemp("embed"), "--model", str(minilm()), "--name", MODEL, env=env) as stack:
         yield stack
 
 
@@ -113,6 +117,44 @@ def test_status_and_health_tell_of_it(embedding_stack: Stack, monkeypatch: pytes
     assert pdbus("health", "--service", "prefill").returncode == 0
     with urllib.request.urlopen(f"{embedding_stack.url}/readyz", timeout=10) as answer:
         assert answer.status == 200
+
+
+def test_a_service_of_one_s_own_is_asked_for_what_the_cache_lacks(embedding_stack: Stack) -> None:
+    """Any NATS responder will do. A changed item is asked for again; so is everything, once its version is another."""
+    items, asked = {"a": b"1", "b": b"2"}, []
+    version = "v1"
+
+    async def scenario() -> None:
+        nonlocal version
+        service = await nats.connect(embedding_stack.nats_url)
+
+        async def answer(message: Any) -> None:
+            keys = msgpack.unpackb(message.data)["keys"]
+            asked.extend(keys)
+            await message.respond(msgpack.packb({"version": version, "values": [items.get(key) for key in keys]}))
+
+        await service.subscribe(SERVICE, cb=answer)
+        await service.flush()
+        async with connect(embedding_stack.nats_url, MODEL) as client:
+
+            async def until(values: tuple[bytes | None, ...], hits: int) -> None:
+                async with asyncio.timeout(20):
+                    while True:
+                        found = await client.features(["a", "b"])
+                        if (found.values, found.hits) == (values, hits):
+                            return
+
+            assert (await client.features(["a", "b", "c"])).values == (b"1", b"2", None)
+            await until((b"1", b"2"), 2)
+            items["a"] = b"3"
+            await client.features_changed(["a"])
+            await until((b"3", b"2"), 2)
+            items["b"], version = b"4", "v2"
+            await until((b"3", b"4"), 2)
+            assert set(asked) == {"a", "b", "c"}
+        await service.close()
+
+    asyncio.run(scenario())
 
 
 def test_an_update_is_served_without_a_decode_worker(embedding_stack: Stack, embedder: openai.OpenAI) -> None:
