@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pdbus.errors import InvalidRequest, TooLarge
+from pdbus.errors import InvalidRequest
 from pdbus.router.openai_body import EmbeddingBody
 from pdbus.router.openai_reasons import explain
 from pdbus.router.openai_schema import Prompt, prompts_of
@@ -32,7 +32,7 @@ class EmbeddingRequest:
         if not self.inputs:
             raise InvalidRequest("there is no input", param="input")
         if len(self.inputs) > MAX_INPUTS:
-            raise TooLarge(f"{len(self.inputs)} inputs are more than {MAX_INPUTS}", param="input")
+            raise InvalidRequest(f"{len(self.inputs)} inputs are more than {MAX_INPUTS}", param="input")
         if not all(self.inputs):
             raise InvalidRequest("an input is empty", param="input")
 

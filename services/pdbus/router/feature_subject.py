@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pdbus.bus.bus import Bus
 from pdbus.caching.feature_key import FeatureKey, named_key, source_root
 from pdbus.context import RequestContext
-from pdbus.errors import Corrupt, DeadlineExceeded, InvalidRequest, TooLarge
+from pdbus.errors import Corrupt, DeadlineExceeded, InvalidRequest, NotFound, TooLarge
 from pdbus.messages.features import LONGEST_KEY, MOST_KEYS, FeaturesReply, FeaturesRequest, SourceReply, SourceRequest
 from pdbus.router.cache_control import CacheControl
 from pdbus.router.feature_source import Feature
@@ -86,12 +86,14 @@ class SubjectSource:
 
 
 class FeaturesHandler:
-    """The handler of the FEATURES subject."""
+    """The handler of the FEATURES subject. `source`: None where the settings name none."""
 
-    def __init__(self, source: SubjectSource, features: FeatureCache) -> None:
+    def __init__(self, source: SubjectSource | None, features: FeatureCache) -> None:
         self._source, self._features = source, features
 
     async def __call__(self, message: FeaturesRequest, ctx: RequestContext) -> FeaturesReply:
+        if self._source is None:
+            raise NotFound("no feature service is set here (PDBUS_FEATURE_SUBJECT)")
         if len(message.keys) > MOST_KEYS:
             raise TooLarge(f"at most {MOST_KEYS} keys in one request", param="keys")
         if any(not 1 <= len(key) <= LONGEST_KEY for key in message.keys):

@@ -149,11 +149,13 @@ class FeatureCache:
                     own.append(one)
             mine = self._begin(source, own, ctx, cache) if own else None
             await self._wait(ctx, [*flights, *([mine] if mine else [])])
+            landed: dict[bytes, Feature] = {}
             for flight in flights:
                 if not flight.task.cancelled() and flight.task.exception() is None:
-                    had |= flight.task.result()
+                    landed |= flight.task.result()
             if mine:
-                had |= mine.task.result()
+                landed |= mine.task.result()
+            had |= {one.key.key: landed[one.key.key] for one in left if one.key.key in landed}
             left = [one for one in left if one.key.key not in had]
             joins = False
         return had

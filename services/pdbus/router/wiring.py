@@ -107,13 +107,13 @@ async def router(
 async def _serve_features(
     settings: RouterSettings, bus: Bus, embed: EmbedHandler, features: FeatureCache
 ) -> tuple[Registration[Any, Any], ...]:
-    """Embeddings, and the features of a caller's own service if there is one; to be ended by the caller."""
+    """Embeddings, and the features of a caller's own service; to be ended by the caller."""
     model, most = settings.model, settings.max_inflight + settings.max_queued
-    serving: list[Registration[Any, Any]] = [await bus.serve(EMBED(model=model), embed, limit=most)]
-    if settings.feature_subject:
-        source = SubjectSource(bus, model, settings.feature_subject)
-        serving.append(await bus.serve(FEATURES(model=model), FeaturesHandler(source, features), limit=most))
-    return tuple(serving)
+    source = SubjectSource(bus, model, settings.feature_subject) if settings.feature_subject else None
+    return (
+        await bus.serve(EMBED(model=model), embed, limit=most),
+        await bus.serve(FEATURES(model=model), FeaturesHandler(source, features), limit=most),
+    )
 
 
 def why_not_ready(models: Models, workers: Workers) -> str:

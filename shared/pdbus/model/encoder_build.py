@@ -20,8 +20,8 @@ Arrays: TypeAlias = "Mapping[str, np.ndarray[Any, Any]]"
 
 
 def encoder_compute_class(device: torch.device | str) -> str:
-    """Names device kind and kernels, dtypes and the torch version: vectors of one class are the same bits, as long as
-    as many threads compute them, and else the same but for the last."""
+    """Names device kind and kernels, dtypes and the torch version: workers of one class give the same bits, also with
+    different numbers of threads as far as measured (1 and 2)."""
     device = torch.device(device)
     kernels = f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}"
     if device.type != "cpu":

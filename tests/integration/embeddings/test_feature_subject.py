@@ -15,7 +15,7 @@ import torch
 from pdbus.bus.bus import Bus
 from pdbus.caching.feature_key import feature_name
 from pdbus.client import Client
-from pdbus.errors import Corrupt, InvalidRequest, PdbusError, TooLarge, Unavailable
+from pdbus.errors import Corrupt, InvalidRequest, NotFound, TooLarge, Unavailable
 from pdbus.messages.features import SourceReply, SourceRequest
 from pdbus.router import feature_subject
 from pdbus.router.settings import RouterSettings
@@ -191,10 +191,10 @@ async def test_a_service_that_is_not_there_is_told_so(client: Client, r: Encoder
         await Client(r.bus, MODEL, timeout_s=0.3).features(["item-1"])
 
 
-async def test_without_the_setting_nobody_serves_features(encoders: LocalSource):
+async def test_without_the_setting_it_is_said_so_at_once(encoders: LocalSource):
     async with encoder_rig(encoders) as plain:
-        with pytest.raises(PdbusError):
-            await Client(plain.bus, MODEL, timeout_s=0.2).features(["item-1"])
+        with pytest.raises(NotFound, match="PDBUS_FEATURE_SUBJECT"):
+            await Client(plain.bus, MODEL).features(["item-1"])
 
 
 @pytest.mark.parametrize("subject", ["pd.v1.infer.x", "a.*", "a.>", "a b", ".a", "a..b", "$SYS.a"])

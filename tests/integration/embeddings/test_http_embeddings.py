@@ -239,7 +239,7 @@ async def test_without_cache_nodes_it_serves_all_the_same(http: aiohttp.ClientSe
         ({"input": [VOCAB_SIZE]}, 400, "invalid_request", "input"),
         ({"input": [5] * (MOST_TOKENS + 1)}, 400, "context_length_exceeded", "input"),
         ({"input": "fox " * MOST_TOKENS}, 400, "context_length_exceeded", "input"),
-        ({"input": ["a"] * 2049}, 400, "context_length_exceeded", "input"),
+        ({"input": ["a"] * 2049}, 400, "invalid_request", "input"),
         ({"input": "a", "dimensions": 16}, 400, "invalid_request", "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, 400, "invalid_request", "encoding_format"),
         ({"input": "a", "unknown": 1}, 400, "invalid_request", "unknown"),
