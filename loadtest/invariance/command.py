@@ -23,6 +23,7 @@ from pdbus.errors import PdbusError
 from pdbus.model.backends import BackendOptions, EngineName
 from pdbus.model.checkpoint import Checkpoint, open_checkpoint
 from pdbus.model.default import default_checkpoint
+from pdbus.model.families import writing
 
 _ROWS = (1, 8, 512)
 
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> int:
     try:
         compared = bits(given, checkpoint, drawn)
         print(f"{given.precision}, {given.requests} requests\n\n{render(compared)}\n", flush=True)
-        cost = costs(checkpoint.config, _ROWS, given.threads, given.rounds)
+        cost = costs(writing(checkpoint.config), _ROWS, given.threads, given.rounds)
         load = describe()["load_average"]  # engines whose threads wait for each other lose most by others' work
         print(
             f"int8 linears of one layer, {given.threads} threads, load average {load}\n\n{render_costs(cost)}\n",

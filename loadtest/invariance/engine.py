@@ -28,6 +28,7 @@ from pdbus.model.backend import Backend
 from pdbus.model.backends import BackendOptions, open_backend
 from pdbus.model.checkpoint import Checkpoint
 from pdbus.model.config import ModelConfig
+from pdbus.model.families import writing
 from pdbus.model.sampler import Sampled, Sampler
 
 _ANSWER_S = 600.0
@@ -138,7 +139,7 @@ class Engine:
 
     def __init__(self, checkpoint: Checkpoint, options: BackendOptions) -> None:
         source = CheckpointSource(checkpoint)
-        self.backend: Backend = open_backend(options, checkpoint.config)
+        self.backend: Backend = open_backend(options, writing(checkpoint.config))
 
         async def backend_for(config: ModelConfig) -> Backend:
             return self.backend

@@ -22,6 +22,7 @@ from pdbus.model.backend import Backend
 from pdbus.model.backends import BackendOptions, open_backend
 from pdbus.model.checkpoint import open_checkpoint
 from pdbus.model.config import ModelConfig
+from pdbus.model.families import writing
 
 _CHUNK_TOKENS = 512
 """As the workers' default."""
@@ -57,7 +58,7 @@ class _Engine:
     def __init__(self, checkpoint: Path, options: BackendOptions, weights: Weights) -> None:
         opened = open_checkpoint(checkpoint)
         source = CheckpointSource(opened)
-        self._backend = open_backend(options, opened.config)
+        self._backend = open_backend(options, writing(opened.config))
 
         async def backend_for(config: ModelConfig) -> Backend:
             return self._backend

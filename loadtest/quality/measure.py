@@ -14,6 +14,7 @@ from pdbus.kv.format import KvDtype
 from pdbus.model.backends import BackendOptions, open_backend
 from pdbus.model.batch import Batch, SequenceSlice
 from pdbus.model.checkpoint import Checkpoint
+from pdbus.model.families import writing
 from pdbus.model.native_backend import Precision
 from pdbus.model.native_llama import NativeLlama
 from pdbus.model.native_pool import NativePool
@@ -40,7 +41,7 @@ def texts(checkpoint: Checkpoint, files: Sequence[Path], window_tokens: int) -> 
     """Token ids of each file, cut into windows that are read apart."""
     tokenizer = tokenizers.Tokenizer.from_str(checkpoint.meta["tokenizer.json"].decode())
     whole = [tokenizer.encode(file.read_text(), add_special_tokens=False).ids for file in files]
-    window = min(window_tokens, checkpoint.config.max_positions)
+    window = min(window_tokens, writing(checkpoint.config).max_positions)
     cut = [ids[at : at + window] for ids in whole for at in range(0, len(ids), window)]
     return [ids for ids in cut if len(ids) > 1]
 
@@ -53,10 +54,11 @@ def readings(
     threads: int,
 ) -> Iterator[Reading]:
     """One reading for each pair. Raises InvalidRequest where the native engine can't serve here."""
+    config = writing(checkpoint.config)
     for precision in precisions:
-        backend = open_backend(BackendOptions("native", precision, threads=threads), checkpoint.config)
+        backend = open_backend(BackendOptions("native", precision, threads=threads), config)
         try:
-            model = backend.build(checkpoint.config, {}, dict(checkpoint.tensors()), None)
+            model = backend.build(config, {}, dict(checkpoint.tensors()), None)
             assert isinstance(model, NativeLlama), "it was asked for"
             for kv_dtype in kv_dtypes:
                 parts = [part for window in windows for part in _read(model, kv_dtype, window)]

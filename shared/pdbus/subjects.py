@@ -22,6 +22,7 @@ from pdbus.messages import (
     cache,
     changelog,
     decode,
+    features,
     invalidator,
     param_server,
     prefill,
@@ -149,11 +150,17 @@ class Bulk(Subject):
 
 
 INFER = StreamRpc("pd.v1.infer.{model}", router.InferRequest, router.InferReply, queue="router")
+EMBED = Rpc("pd.v1.embed.{model}", router.EmbedRequest, router.EmbedReply, queue="router")
+FEATURES = Rpc("pd.v1.features.{model}", features.FeaturesRequest, features.FeaturesReply, queue="router")
+FEATURE_SOURCE = Rpc("{subject}", features.SourceRequest, features.SourceReply)
+"""A caller's own service, at the subject that the router's settings name: `To(FEATURE_SOURCE, subject)`."""
 TOKENS = Event("pd.v1.tokens.{router}", router.TokenFrame)
 CANCEL = Event("pd.v1.cancel", workers.Cancel)
 
 PREFILL_RUN = Rpc("pd.v1.prefill.{worker}.run", prefill.PrefillRun, workers.Accepted)
 PREFILL_RESEND = Rpc("pd.v1.prefill.{worker}.resend", workers.Resend, workers.ResendReply)
+PREFILL_EMBED = Rpc("pd.v1.prefill.{worker}.embed", prefill.Embed, prefill.Embedded)
+"""Prefill workers of an encoder serve nothing else."""
 DECODE_RESERVE = Rpc("pd.v1.decode.{worker}.reserve", decode.Reserve, decode.Lease)
 DECODE_RUN = Rpc("pd.v1.decode.{worker}.run", decode.DecodeRun, workers.Accepted)
 DECODE_RESEND = Rpc("pd.v1.decode.{worker}.resend", workers.Resend, workers.ResendReply)

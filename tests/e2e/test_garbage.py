@@ -32,6 +32,7 @@ async def _addresses(stack: Stack) -> dict[str, str]:
         "id": "nobody",
         "session": "0-0",
         "attempt": "1",
+        "subject": "somebody-s-features",
         "stream": "1",
         "prefill": cards["prefill"].id,
         "decode": cards["decode"].id,

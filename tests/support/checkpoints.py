@@ -75,7 +75,7 @@ def tiny_checkpoint(
         "pad_token_id": 0,
     }
     model = model_class(config_class(**(shape | defaults | overrides)))
-    _randomise(model, seed)
+    randomise(model, seed)
     path = folder / f"tiny-{family}"
     path.mkdir(parents=True)
     model.to(getattr(torch, dtype)).save_pretrained(path, **({"max_shard_size": shard_bytes} if shard_bytes else {}))
@@ -108,7 +108,7 @@ def _save_tokenizer(path: Path) -> None:
 
 
 @torch.no_grad()
-def _randomise(model: torch.nn.Module, seed: int) -> None:
+def randomise(model: torch.nn.Module, seed: int) -> None:
     """transformers leaves biases at 0 and norms at 1, where a wrong use of them would not show."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():

@@ -17,6 +17,7 @@ from pdbus.context import Deadline, RequestContext
 from pdbus.messages.common import Digest
 from pdbus.router.settings import RouterSettings
 from pdbus.router.wiring import Router, router
+from tests.support.feature_entries import DictEntries
 
 MODEL = "toy"
 
@@ -134,7 +135,7 @@ async def rig(
         total = prefills + decodes
         await fleet.wait_for(lambda f: len(f.live("prefill")) + len(f.live("decode")) == total, Deadline.after(5))
         chosen = RouterSettings(**({"id": "r-0", "model": MODEL, "http_port": 0} | settings))  # type: ignore[arg-type]
-        made_router = await stack.enter_async_context(router(chosen, bus, fleet, made, made, ring))
+        made_router = await stack.enter_async_context(router(chosen, bus, fleet, made, made, ring, DictEntries()))
         for root in roots:
             await made_router.frontend.models.get(root, Deadline.after(5))
         await until(lambda: all(made_router.index.table.incarnation(card.id) for card in fleet.cards()))

@@ -11,6 +11,7 @@ from rich.console import Console
 from pdbus.errors import PdbusError
 from pdbus.stack import plan, up
 from pdbus.stack.folder import Folder
+from pdbus.stack.inspect import Found
 from pdbus.stack.plan import Options, ProcessPlan
 from pdbus.stack.settings import StackSettings
 
@@ -34,10 +35,10 @@ def main(data: str, *toys: str) -> int:
             for each in plans
         ]
 
-    async def suggested_name(_: str) -> str:
-        return "toy-model"
+    async def look_at(_: str) -> Found:
+        return Found("toy-model", embeds=False)
 
-    up.processes, up.suggested_name = processes, suggested_name
+    up.processes, up.look_at = processes, look_at
     try:
         console = Console(highlight=False, width=200)
         return up.up(Options("toy.gguf", "", port=0), Path(data), StackSettings(), console)

@@ -100,7 +100,7 @@ class Handlers:
             if not self.transfers.send(receiver, stream, large, wanted.parts, ctx.deadline):
                 for item in large:
                     found[item.index] = absent
-        return CacheGetReply(self.node, told.incarnation, tuple(found))
+        return CacheGetReply(self.node, told.incarnation, tuple(found), told.generation)
 
     async def put(self, put: CachePut, ctx: RequestContext) -> CachePutReply:
         """Stores an inline value at once, and opens a stream for a larger one unless the same entry is there already.

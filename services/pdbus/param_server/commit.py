@@ -39,10 +39,12 @@ def is_new_wish(history: History, root: Digest, wished: Digest | None) -> bool:
 
 def due_refs(history: History, prefill: Sequence[Card], decode: Sequence[Card]) -> Mapping[str, Digest]:
     """The refs that are to move now, and where to: heads that wait, and that workers can serve. These are one of each
-    kind, or a decode worker that reads all prompts itself."""
+    kind, or a decode worker that reads all prompts itself, or an encoder's prefill worker."""
 
     def ready(root: Digest) -> bool:
         reading, writing = ([card for card in cards if _serves(card, root)] for cards in (prefill, decode))
+        if any(card.embeds for card in reading):
+            return True
         return bool(writing) and (bool(reading) or any(card.local_tokens >= WHOLE_PROMPTS for card in writing))
 
     return {line: head for line, head in history.pending.items() if ready(head)}

@@ -11,7 +11,7 @@ from pdbus.canonical import content_digest
 from pdbus.errors import Cancelled
 from pdbus.messages.common import Digest
 from pdbus.model.checkpoint import Checkpoint
-from pdbus.model.config import expected_tensors
+from pdbus.model.families import expected
 from pdbus.param_server.store import BlockStore
 from pdbus.weights.blocks import Array, cut, dtype_name, shard_of, tensor_bytes
 from pdbus.weights.layer import Tensor, meta_tensor
@@ -26,7 +26,7 @@ class Ingest:
         self._store = store
         self.stop = threading.Event()
         self.done_bytes = 0
-        self.total_bytes = sum(tensor_bytes(s, "fp32") for s in expected_tensors(checkpoint.config).values())
+        self.total_bytes = sum(tensor_bytes(s, "fp32") for s in expected(checkpoint.config).values())
 
     def run(self, keep: Callable[[int, Digest], bool]) -> Manifest:
         """Stores the blocks for which `keep(shard, digest)`, and all manifests. Takes long: call it in a thread.

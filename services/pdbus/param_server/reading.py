@@ -84,7 +84,9 @@ class CheckpointReader:
 
 def _fingerprint(path: Path) -> list[list[object]]:
     """What must be the same for the same root: the files by name, size and mtime, and the code that reads them."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    stats = [(file.name, file.stat()) for file in files if file.is_file()]
+    # One folder deeper lies how sentence-transformers pools
+    folder = path if path.is_dir() else path.parent
+    files = sorted([*path.iterdir(), *path.glob("*/config.json")]) if path.is_dir() else [path]
+    stats = [(str(file.relative_to(folder)), file.stat()) for file in files if file.is_file()]
     version = importlib.metadata.version("pdbus")
     return [["pdbus", version], *([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats)]

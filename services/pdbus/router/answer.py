@@ -11,11 +11,12 @@ from typing import Literal, Self
 from pdbus.context import Deadline
 from pdbus.errors import DeadlineExceeded
 from pdbus.router.generation import Generation
-from pdbus.router.models import FINGERPRINT, Version
+from pdbus.router.models import FINGERPRINT
 from pdbus.router.openai_schema import GenerateRequest
 from pdbus.router.output import ChoiceOutput, Delta
 from pdbus.router.prompts import Encoded
 from pdbus.router.results import StoredAnswer
+from pdbus.router.version import Version
 
 Source = Literal["hit", "miss", "bypass"]
 """Of the answer, as the result cache sees it."""

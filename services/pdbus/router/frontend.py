@@ -21,12 +21,13 @@ from pdbus.router.cache_control import CacheControl
 from pdbus.router.generation import Generation
 from pdbus.router.idempotency import IdempotencyTable, seed_of
 from pdbus.router.metrics import RouterMetrics
-from pdbus.router.models import Models, Version
+from pdbus.router.models import Models
 from pdbus.router.openai_schema import GenerateRequest
 from pdbus.router.output import ChoiceOutput
 from pdbus.router.prompts import Encoded, encode_prompts, most_tokens
 from pdbus.router.results import NEUTRAL, Results, key_of
 from pdbus.router.tokens import TokenHub
+from pdbus.router.version import Version
 from pdbus.telemetry import Phase
 
 
@@ -202,12 +203,17 @@ class Frontend:
 
 def session_of(request: GenerateRequest, caller: Caller) -> bytes:
     """Names a session, by what is known of it: the caller's word, the user, or how the conversation begins."""
-    named = caller.session or request.user
-    if named is not None:
-        return digest(["session", caller.ctx.tenant, named])
+    if named := named_session(caller, request.user):
+        return named
     first = next((at for at, message in enumerate(request.messages) if message.role == "user"), 0)
     begins = [message.content for message in request.messages[: first + 1]] or [str(request.prompts[0])[:1024]]
     return digest(["begins", caller.ctx.tenant, begins])
+
+
+def named_session(caller: Caller, user: str | None) -> bytes | None:
+    """By the caller's word, or the user. None where nobody says what the request belongs to."""
+    named = caller.session or user
+    return None if named is None else digest(["session", caller.ctx.tenant, named])
 
 
 def tenant_salt(tenant: str) -> bytes:

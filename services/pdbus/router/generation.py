@@ -30,11 +30,11 @@ from pdbus.errors import (
 from pdbus.kv.format import PAGE_TOKENS
 from pdbus.messages.common import Ticket
 from pdbus.router.attempt import Attempt
-from pdbus.router.models import Version
 from pdbus.router.output import ChoiceOutput
 from pdbus.router.placement import Kind, Pair, Wanted
 from pdbus.router.prefixes import PrefixKeys
 from pdbus.router.tokens import TokenHub
+from pdbus.router.version import Version
 
 NO_WORKER_S = 10.0
 """How long a request waits for its first workers; for later ones, once it has begun, it waits to its deadline."""

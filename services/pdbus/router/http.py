@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import msgspec
 from aiohttp import web
-from opentelemetry import propagate
 from opentelemetry.trace import SpanKind
 
-from pdbus.context import Deadline, RequestContext
-from pdbus.errors import InvalidRequest
+from pdbus.context import Deadline
 from pdbus.router.answer import Answer
-from pdbus.router.cache_control import CacheControl
-from pdbus.router.frontend import Caller, Frontend
+from pdbus.router.frontend import Frontend
 from pdbus.router.http_body import read_body
+from pdbus.router.http_caller import caller_of, trace_of
 from pdbus.router.http_errors import ErrorBody, ErrorDetail, describe, headers_of
 from pdbus.router.http_events import events
 from pdbus.router.http_pages import Pages
 from pdbus.router.observe import Observed, observed
-from pdbus.router.openai_schema import Endpoint, GenerateRequest, parse_json
+from pdbus.router.openai_schema import Endpoint, parse_json
 from pdbus.router.telling import whole
 
 log = logging.getLogger(__name__)
 
-DEFAULT_TIMEOUT_S = 120.0
 _IDLE_S = 75.0
 """For a connection without a request, one whose head never ends included."""
 _CLOSE_S = 1.0
@@ -65,7 +61,7 @@ class HttpServer:
 
 @asynccontextmanager
 async def serve_http(
-    frontend: Frontend, pages: Pages, host: str, port: int, most_body: int
+    frontend: Frontend, embeddings: Handler, pages: Pages, host: str, port: int, most_body: int
 ) -> AsyncIterator[HttpServer]:
     """Raises OSError where the address can't be had."""
     app = web.Application(client_max_size=most_body, middlewares=[_errors])
@@ -73,6 +69,7 @@ async def serve_http(
         [
             web.post("/v1/chat/completions", _generate(frontend, "chat.completions")),
             web.post("/v1/completions", _generate(frontend, "completions")),
+            web.post("/v1/embeddings", embeddings),
             *pages.routes(),
         ]
     )
@@ -110,9 +107,8 @@ def _listen(host: str, port: int) -> socket.socket:
 def _generate(frontend: Frontend, endpoint: Endpoint) -> Handler:
     async def handle(http: web.Request) -> web.StreamResponse:
         request = parse_json(endpoint, await read_body(http))
-        caller = _caller(http, request)
-        traced = {name.lower(): value for name, value in http.headers.items() if _is_text(value)}
-        with observed(request, frontend.metrics, SpanKind.SERVER, propagate.extract(traced)) as seen:
+        caller = caller_of(http, request.timeout_s)
+        with observed(request, frontend.metrics, SpanKind.SERVER, trace_of(http)) as seen:
             async with frontend.answer(request, caller) as answer:
                 headers = {"x-request-id": caller.ctx.request_id, "X-Result-Cache": answer.source}
                 if request.stream:
@@ -122,28 +118,6 @@ def _generate(frontend: Frontend, endpoint: Endpoint) -> Handler:
                 return web.Response(body=told, content_type="application/json", headers=headers)
 
     return handle
-
-
-def _is_text(value: str) -> bool:
-    """Bytes of a header that are no UTF-8 arrive as lone surrogates."""
-    return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
-
-
-def _caller(http: web.Request, request: GenerateRequest) -> Caller:
-    timeout_s = request.timeout_s or DEFAULT_TIMEOUT_S
-    header = http.headers.get("X-Request-Timeout-Ms")
-    if header is not None:
-        if not re.fullmatch(r"[1-9][0-9]{0,8}", header):
-            raise InvalidRequest("X-Request-Timeout-Ms must be a number of milliseconds", param="X-Request-Timeout-Ms")
-        timeout_s = min(int(header) / 1e3, request.timeout_s or float(header))
-    key = http.headers.get("Idempotency-Key")
-    if key is not None and not _is_text(key):
-        raise InvalidRequest("Idempotency-Key must be UTF-8", param="Idempotency-Key")
-    session = http.headers.get("X-Session-Id")
-    if session is not None and not _is_text(session):
-        raise InvalidRequest("X-Session-Id must be UTF-8", param="X-Session-Id")
-    cache = CacheControl.parse(http.headers.get("Cache-Control", ""))
-    return Caller(RequestContext(Deadline.after(timeout_s)), cache, key, session)
 
 
 async def _stream(

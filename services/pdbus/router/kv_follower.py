@@ -77,9 +77,9 @@ class KvFollower:
                 self._ask(card.id)
 
     def _card(self, worker: str) -> Card | None:
-        """Of a worker of this model that is not dead."""
+        """Of a worker of this model that is not dead, and has prefixes at all: an encoder's has none."""
         card = self._fleet.card(worker)
-        ours = card is not None and card.service in _SERVICES and card.model == self._model
+        ours = card is not None and card.service in _SERVICES and card.model == self._model and not card.embeds
         return card if ours and self._fleet.state(worker) != "dead" else None
 
     def _ask(self, worker: str) -> None:

@@ -1,31 +1,22 @@
-"""What the router needs of each version: its tokenizer, template and configuration, and which version a name means."""
+"""The versions that the router knows, and which of them a name means."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
-from pdbus.canonical import digest
 from pdbus.context import Deadline, RequestContext
 from pdbus.errors import InvalidRequest, NotFound, PdbusError, Unavailable
-from pdbus.kv.format import PAGE_TOKENS, PageFormat
-from pdbus.kv.prefix import PrefixScope
 from pdbus.messages.common import Digest
-from pdbus.model.config import ModelConfig, from_hf
-from pdbus.model.scope import prefix_scope
 from pdbus.router.canary import ref_of
-from pdbus.router.chat_template import ChatTemplate
-from pdbus.router.placement import Kind
-from pdbus.router.prefixes import PrefixKeys
-from pdbus.router.tokenizer import Tokenizer, stop_ids
+from pdbus.router.encoder_version import EncoderVersion
+from pdbus.router.version import AnyVersion, Version, build_version
 from pdbus.tasks import cancelled
 from pdbus.weights.history import History
 from pdbus.weights.layer import META, layer_of
@@ -62,38 +53,6 @@ class Reader(Protocol):
     async def meta(self, root: Digest, ctx: RequestContext) -> dict[str, bytes]: ...
 
 
-@dataclass(frozen=True)
-class Version:
-    """One root, ready to tokenize for."""
-
-    root: Digest
-    config: ModelConfig
-    tokenizer: Tokenizer
-    template: ChatTemplate | InvalidRequest
-    """Or why there is none."""
-    stop_ids: tuple[int, ...]
-    tensors: Mapping[str, Digest]
-    """Digests of the weights."""
-    _scopes: dict[Kind, PrefixScope] = field(default_factory=dict)
-
-    def prefix_keys(self, tokens: Sequence[int], kind: Kind, salt: bytes) -> PrefixKeys:
-        """The keys of the prompt's pages, as workers of that kind have them."""
-        scope = self._scope(kind)
-        if scope is None:
-            return PrefixKeys(tokens, digest([*kind, salt]), PAGE_TOKENS)
-        return PrefixKeys(tokens, replace(scope, salt=salt).digest(), scope.page_format.page_tokens)
-
-    def _scope(self, kind: Kind) -> PrefixScope | None:
-        """None for pages in a layout of another version of this program: nothing of theirs can be found."""
-        if kind not in self._scopes:
-            try:
-                layout = PageFormat.parse(kind.page_format)
-            except InvalidRequest:
-                return None
-            self._scopes[kind] = prefix_scope(self.config, self.tensors, layout, kind.compute_class)
-        return self._scopes[kind]
-
-
 class Models:
     """The versions of one model. Loads each root once, those that refs name as soon as they are named."""
 
@@ -102,7 +61,7 @@ class Models:
         self._follower = follower
         self._reader = reader
         self._executor = executor
-        self._loads: OrderedDict[Digest, asyncio.Task[Version]] = OrderedDict()
+        self._loads: OrderedDict[Digest, asyncio.Task[AnyVersion]] = OrderedDict()
         self._news = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -160,8 +119,26 @@ class Models:
         except InvalidRequest as error:
             raise InvalidRequest(error.message, param="model") from None
 
+    def embeds(self, root: Digest) -> bool:
+        """Whether it is a loaded version of an encoder."""
+        load = self._loads.get(root)
+        return load is not None and _succeeded(load) and isinstance(load.result(), EncoderVersion)
+
     async def get(self, root: Digest, deadline: Deadline) -> Version:
-        """Raises what the loading raised (NotFound, Corrupt, InvalidRequest, …), or DeadlineExceeded."""
+        """Raises what the loading raised (NotFound, Corrupt, …), InvalidRequest for an encoder, DeadlineExceeded."""
+        version = await self._any(root, deadline)
+        if isinstance(version, EncoderVersion):
+            raise InvalidRequest(f"the model {self.model!r} embeds texts: use /v1/embeddings", param="model")
+        return version
+
+    async def encoder(self, root: Digest, deadline: Deadline) -> EncoderVersion:
+        """As `get`, for an encoder: InvalidRequest for a model that writes text."""
+        version = await self._any(root, deadline)
+        if isinstance(version, Version):
+            raise InvalidRequest(f"the model {self.model!r} writes text: it gives no embeddings", param="model")
+        return version
+
+    async def _any(self, root: Digest, deadline: Deadline) -> AnyVersion:
         load = self._load(root)
         if _succeeded(load):
             return load.result()
@@ -170,7 +147,7 @@ class Models:
             deadline.check("the version's tokenizer had come")
         return load.result()
 
-    def _load(self, root: Digest) -> asyncio.Task[Version]:
+    def _load(self, root: Digest) -> asyncio.Task[AnyVersion]:
         load = self._loads.get(root)
         if load is None or (load.done() and not _succeeded(load)):
             load = self._loads[root] = asyncio.get_running_loop().create_task(self._read(root))
@@ -194,7 +171,7 @@ class Models:
                 async with asyncio.timeout(_AGAIN_S if failed else None):
                     await self._news.wait()
 
-    async def _read(self, root: Digest) -> Version:
+    async def _read(self, root: Digest) -> AnyVersion:
         ctx = RequestContext.after(_LOAD_S)
         meta = await self._reader.meta(root, ctx)
         manifest = await self._reader.manifest(root, ctx)
@@ -202,41 +179,9 @@ class Models:
         return await asyncio.get_running_loop().run_in_executor(self._executor, build_version, root, meta, tensors)
 
 
-def build_version(root: Digest, meta: Mapping[str, bytes], tensors: Mapping[str, Digest]) -> Version:
-    """Slow (parses a vocabulary). Raises InvalidRequest where a file is missing or can't be used."""
-    missing = {"config.json", "tokenizer.json", "tokenizer_config.json"} - meta.keys()
-    if missing:
-        raise InvalidRequest(f"the version lacks {', '.join(sorted(missing))}")
-    config = from_hf(_object(meta, "config.json"))
-    tokenizer = Tokenizer(meta["tokenizer.json"], _object(meta, "tokenizer_config.json"))
-    ends = stop_ids(_object(meta, "generation_config.json"), tokenizer)
-    template = _template(meta.get("chat_template.jinja"), tokenizer)
-    return Version(root, config, tokenizer, template, ends, dict(tensors))
-
-
-def _object(meta: Mapping[str, bytes], file: str) -> dict[str, Any]:
-    try:
-        content = json.loads(meta.get(file, b"{}"))
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{file} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise InvalidRequest(f"{file} is not a JSON object")
-    return content
-
-
-def _template(source: bytes | None, tokenizer: Tokenizer) -> ChatTemplate | InvalidRequest:
-    """A version whose template can't be used still serves completions."""
-    if not source:
-        return InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
-    try:
-        return ChatTemplate(source.decode("utf-8", "replace"), tokenizer.special_texts)
-    except InvalidRequest as error:
-        return error
-
-
-def _failure(load: asyncio.Task[Version]) -> BaseException | None:
+def _failure(load: asyncio.Task[AnyVersion]) -> BaseException | None:
     return load.exception() if load.done() and not load.cancelled() else None
 
 
-def _succeeded(load: asyncio.Task[Version]) -> bool:
+def _succeeded(load: asyncio.Task[AnyVersion]) -> bool:
     return load.done() and not load.cancelled() and load.exception() is None

@@ -14,7 +14,7 @@ from pdbus.errors import PdbusError
 from pdbus.router.answer import Answer
 from pdbus.router.metrics import RouterMetrics
 from pdbus.router.openai_schema import GenerateRequest
-from pdbus.telemetry import Phase, record_span, request_attributes, response_attributes, span_name
+from pdbus.telemetry import Attributes, Phase, record_span, request_attributes, response_attributes, span_name
 
 
 class Observed:
@@ -53,6 +53,13 @@ class Observed:
         )
         self._span.set_attribute("pdbus.result_cache", answer.source)
 
+    def embedded(self, tokens: int, root: str, hits: int) -> None:
+        """The vectors are passed on; `hits` of them came from the cache."""
+        self._metrics.edge.usage(self._operation, tokens)
+        self._span.set_attributes(
+            {"gen_ai.usage.input_tokens": tokens, "pdbus.root": root, "pdbus.feature_cache.hits": hits}
+        )
+
 
 @contextmanager
 def observed(
@@ -71,7 +78,21 @@ def observed(
     )
     if request.max_tokens is None:
         del attributes["gen_ai.request.max_tokens"]
-    name = span_name(operation, request.model)
+    with measured(operation, request.model, attributes, metrics, kind, parent) as seen:
+        yield seen
+
+
+@contextmanager
+def measured(
+    operation: str,
+    model: str,
+    attributes: Attributes,
+    metrics: RouterMetrics,
+    kind: SpanKind,
+    parent: Context | None = None,
+) -> Iterator[Observed]:
+    """One request of whatever operation."""
+    name = span_name(operation, model)
     with metrics.span(name, attributes, kind=kind, parent=parent, record_exception=False) as span:
         seen = Observed(span, operation, metrics)
         try:

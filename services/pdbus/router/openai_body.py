@@ -14,6 +14,9 @@ Text = Annotated[str, Meta(max_length=4_000_000)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
+ModelName = Annotated[
+    str, Meta(min_length=1, max_length=256, description="NAME, NAME@REF or NAME@ROOT (hex, 6 digits or more)")
+]
 Unused = Annotated[None, Meta(description="Not supported: only null is accepted.")]
 
 
@@ -52,9 +55,7 @@ class ResponseFormat(Struct, frozen=True, forbid_unknown_fields=True):
 class Body(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What both endpoints take. The second group are extensions under the names that vLLM gave them."""
 
-    model: Annotated[
-        str, Meta(min_length=1, max_length=256, description="NAME, NAME@REF or NAME@ROOT (hex, 6 digits or more)")
-    ]
+    model: ModelName
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
@@ -107,6 +108,19 @@ class ChatBody(Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tool_choice: Literal["none", "auto"] | None = None
     functions: Annotated[list[Any], Meta(max_length=0, description="Functions are not supported.")] | None = None
     function_call: Literal["none", "auto"] | None = None
+
+
+class EmbeddingBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """POST /v1/embeddings. `input`: as `prompt` of completions; token ids are taken as they are."""
+
+    model: ModelName
+    input: Text | Annotated[list[Text | TokenId | list[TokenId]], Meta(min_length=1)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: (
+        Annotated[int, Meta(ge=1, le=2**31 - 1, description="Only the model's own: vectors are not cut")] | None
+    ) = None
+    user: Annotated[str, Meta(max_length=512)] | None = None
+    timeout: Annotated[float, Meta(gt=0, le=600, description="Seconds until the request is given up")] | None = None
 
 
 class CompletionBody(Body, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -47,6 +47,27 @@ class CompletionLogprobs(Struct, frozen=True):
     text_offset: list[int]
 
 
+class EmbeddingUsage(Struct, frozen=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingOut(Struct, frozen=True):
+    index: int
+    embedding: list[float] | str
+    """Numbers, or fp32 in little-endian order as base64."""
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingList(Struct, frozen=True):
+    data: list[EmbeddingOut]
+    model: str
+    usage: EmbeddingUsage
+    system_fingerprint: str
+    """Names the version that all vectors are of."""
+    object: Literal["list"] = "list"
+
+
 class ChatMessageOut(Struct, frozen=True):
     content: str
     role: Literal["assistant"] = "assistant"

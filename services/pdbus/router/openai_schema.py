@@ -152,23 +152,24 @@ def _completion(body: CompletionBody) -> GenerateRequest:
     return _request(
         body,
         endpoint="completions",
-        prompts=_prompts(body.prompt),
+        prompts=prompts_of(body.prompt, "prompt"),
         max_tokens=body.max_tokens,
         echo=bool(body.echo),
         logprobs=body.logprobs,
     )
 
 
-def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
+def prompts_of(prompt: str | list[str | int | list[int]], param: str) -> tuple[Prompt, ...]:
+    """Every form in which prompts and inputs are given. Raises InvalidRequest that names `param`."""
     if isinstance(prompt, str):
         return (prompt,)
     if all(isinstance(item, int) for item in prompt):
         return (tuple(item for item in prompt if isinstance(item, int)),)
     if any(isinstance(item, int) for item in prompt):
-        raise InvalidRequest("prompt mixes token ids with texts", param="prompt")
+        raise InvalidRequest(f"{param} mixes token ids with texts", param=param)
     prompts = tuple(item if isinstance(item, str) else tuple(item) for item in prompt if not isinstance(item, int))
     if () in prompts:
-        raise InvalidRequest("a prompt of token ids must not be empty", param="prompt")
+        raise InvalidRequest(f"a {param} of token ids must not be empty", param=param)
     return prompts
 
 

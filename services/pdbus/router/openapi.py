@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 
 from pdbus.router.http_errors import ErrorBody
-from pdbus.router.openai_body import ChatBody, CompletionBody
+from pdbus.router.openai_body import ChatBody, CompletionBody, EmbeddingBody
 from pdbus.router.openai_reply import (
     ChatChunk,
     ChatCompletion,
     Completion,
     CompletionChunk,
+    EmbeddingList,
     Health,
     ModelCard,
     ModelList,
@@ -21,7 +22,7 @@ from pdbus.router.openai_reply import (
 
 _TYPES: tuple[type[msgspec.Struct], ...] = (
     ChatBody, ChatCompletion, ChatChunk, CompletionBody, Completion, CompletionChunk,
-    ModelList, ModelCard, Health, ErrorBody,
+    EmbeddingBody, EmbeddingList, ModelList, ModelCard, Health, ErrorBody,
 )  # fmt: skip
 _ERRORS = {
     "400": "The request can't be served as it is; `param` names the field",
@@ -48,6 +49,7 @@ def document() -> dict[str, Any]:
         "paths": {
             "/v1/chat/completions": {"post": _generation("chat", ref, ChatBody, ChatCompletion, ChatChunk)},
             "/v1/completions": {"post": _generation("completion", ref, CompletionBody, Completion, CompletionChunk)},
+            "/v1/embeddings": {"post": _embedding(ref)},
             "/v1/models": {"get": _get("models", "The model, by its name and by each of its refs", ref[ModelList])},
             "/v1/models/{name}": {
                 "get": _get("model", "One of them", ref[ModelCard], "404")
@@ -70,23 +72,15 @@ def _generation(
     name: str, ref: dict[type[msgspec.Struct], Any], body: type[Any], whole: type[Any], chunk: type[Any]
 ) -> dict[str, Any]:
     events = "Server-sent events: each `data` is a chunk, or an error that ends the stream; the last one is [DONE]"
+    idempotency = _parameter(
+        "Idempotency-Key",
+        "header",
+        {"type": "string", "minLength": 1, "maxLength": 255},
+        "The same request under the same key gets the same answer",
+    )
     return {
         "operationId": name,
-        "parameters": [
-            _parameter(
-                "X-Request-Timeout-Ms",
-                "header",
-                {"type": "integer", "minimum": 1, "maximum": 999_999_999},
-                "When the request is given up (120 s unless told; at most 600 s)",
-            ),
-            _parameter(
-                "Idempotency-Key",
-                "header",
-                {"type": "string", "minLength": 1, "maxLength": 255},
-                "The same request under the same key gets the same answer",
-            ),
-            _parameter("Cache-Control", "header", {"type": "string"}, "no-store, no-cache, max-age=SECONDS"),
-        ],
+        "parameters": [*_HEADERS, idempotency],
         "requestBody": {"required": True, "content": {"application/json": {"schema": ref[body]}}},
         "responses": {
             "200": {
@@ -95,6 +89,22 @@ def _generation(
                     "application/json": {"schema": ref[whole]},
                     "text/event-stream": {"schema": {"type": "string", "contentSchema": ref[chunk]}},
                 },
+            },
+            **{status: {"$ref": f"#/components/responses/{status}"} for status in _ERRORS},
+        },
+    }
+
+
+def _embedding(ref: dict[type[msgspec.Struct], Any]) -> dict[str, Any]:
+    return {
+        "operationId": "embedding",
+        "parameters": _HEADERS,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": ref[EmbeddingBody]}}},
+        "responses": {
+            "200": {
+                "description": "A vector for each input, in order, all of one version",
+                "headers": {"X-Feature-Cache": {"schema": {"type": "string"}, "description": "hits=N, misses=N"}},
+                "content": {"application/json": {"schema": ref[EmbeddingList]}},
             },
             **{status: {"$ref": f"#/components/responses/{status}"} for status in _ERRORS},
         },
@@ -117,3 +127,14 @@ def _error(text: str, schema: Any) -> dict[str, Any]:
 
 def _parameter(name: str, where: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
     return {"name": name, "in": where, "required": where == "path", "schema": schema, "description": text}
+
+
+_HEADERS = [
+    _parameter(
+        "X-Request-Timeout-Ms",
+        "header",
+        {"type": "integer", "minimum": 1, "maximum": 999_999_999},
+        "When the request is given up (120 s unless told; at most 600 s)",
+    ),
+    _parameter("Cache-Control", "header", {"type": "string"}, "no-store, no-cache, max-age=SECONDS"),
+]

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from pdbus.errors import InvalidRequest, TooLarge
 from pdbus.messages.common import prompt_logprobs_fit
-from pdbus.router.models import Version
 from pdbus.router.openai_schema import GenerateRequest, Prompt
+from pdbus.router.version import Version
 
 T = TypeVar("T")
 

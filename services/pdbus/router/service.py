@@ -12,6 +12,7 @@ from pdbus.bus.presence import Fleet
 from pdbus.context import Deadline
 from pdbus.messages.presence import Card, Load
 from pdbus.peers.cache import CacheRing
+from pdbus.peers.feature_entries import FeatureEntries
 from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import BlockReader
 from pdbus.router.settings import RouterSettings
@@ -40,7 +41,10 @@ class RouterService(Service[RouterSettings]):
             follower = await stack.enter_async_context(HistoryFollower(bus, settings.model))
             reader = BlockReader(bus, settings.model, follower)
             self._ring = await stack.enter_async_context(CacheRing(bus, fleet, replicas=_RESULT_REPLICAS))
-            self._router = await stack.enter_async_context(router(settings, bus, fleet, follower, reader, self._ring))
+            entries = FeatureEntries(await stack.enter_async_context(CacheRing(bus, fleet, replicas=1)))
+            self._router = await stack.enter_async_context(
+                router(settings, bus, fleet, follower, reader, self._ring, entries)
+            )
             self._stack = stack.pop_all()
         return self
 
@@ -77,3 +81,4 @@ class RouterService(Service[RouterSettings]):
         if self._router is not None and self._ring is not None:
             await self._router.frontend.admission.wait_idle()
             await self._ring.drain(deadline)
+            await self._router.features.drain(deadline)

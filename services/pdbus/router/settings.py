@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from pdbus.settings import Settings, SettingsError
@@ -19,6 +20,10 @@ class RouterSettings(Settings):
     max_body_bytes: int = 4 << 20
     result_ttl_s: float = 3600.0
     """How long a finished deterministic answer is kept."""
+    feature_ttl_s: float = 6 * 3600.0
+    """How long an embedding, or a feature of `feature_subject`, is kept."""
+    feature_subject: str = ""
+    """The NATS subject of a service of one's own, whose features are cached (`pd.v1.features.<model>`); empty: none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -26,3 +31,7 @@ class RouterSettings(Settings):
             raise SettingsError("PDBUS_HTTP_PORT must be a port, or 0 for any")
         if self.max_inflight < 1 or self.max_queued < 0 or self.max_body_bytes < 1024:
             raise SettingsError("PDBUS_MAX_INFLIGHT, PDBUS_MAX_QUEUED or PDBUS_MAX_BODY_BYTES is too small")
+        if self.result_ttl_s <= 0 or self.feature_ttl_s <= 0:
+            raise SettingsError("PDBUS_RESULT_TTL_S and PDBUS_FEATURE_TTL_S must be above 0")
+        if self.feature_subject and not re.fullmatch(r"(?!pd\.)[^\s.*>$]+(\.[^\s.*>]+)*", self.feature_subject):
+            raise SettingsError("PDBUS_FEATURE_SUBJECT must be a subject of your own, without wildcards")

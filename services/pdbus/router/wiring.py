@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from pdbus.bus.bus import Bus
 from pdbus.bus.presence import Fleet
@@ -15,8 +16,15 @@ from pdbus.errors import PdbusError
 from pdbus.messages.router import InferReply, InferRequest
 from pdbus.router.admission import Admission
 from pdbus.router.cancels import Cancels
+from pdbus.router.embed import EmbedHandler
+from pdbus.router.embeddings import Embeddings
+from pdbus.router.encoders import Encoders
+from pdbus.router.feature_source import Entries
+from pdbus.router.feature_subject import FeaturesHandler, SubjectSource
+from pdbus.router.features import FeatureCache
 from pdbus.router.frontend import Frontend
 from pdbus.router.http import HttpServer, serve_http
+from pdbus.router.http_embeddings import http_embeddings
 from pdbus.router.http_pages import Pages
 from pdbus.router.infer import Infer
 from pdbus.router.kv_follower import KvFollower
@@ -26,7 +34,7 @@ from pdbus.router.results import Results, Ring
 from pdbus.router.settings import RouterSettings
 from pdbus.router.tokens import TokenHub
 from pdbus.router.workers import Workers
-from pdbus.subjects import INFER
+from pdbus.subjects import EMBED, FEATURES, INFER
 
 _THREADS = 2
 """For long prompts and vocabularies."""
@@ -43,11 +51,15 @@ class Router:
     index: KvFollower
     http: HttpServer
     infer: Registration[InferRequest, InferReply]
+    features: FeatureCache
+    embed: tuple[Registration[Any, Any], ...]
+    """Embeddings and features on the bus."""
 
     async def stop_intake(self) -> None:
         """Requests on open connections are refused retryably from now on; running ones and their streams go on."""
         self.frontend.admission.close()
-        await self.infer.stop()
+        for registration in (self.infer, *self.embed):
+            await registration.stop()
         await self.http.stop_listening()
 
     def why_not_ready(self) -> str:
@@ -57,7 +69,7 @@ class Router:
 
 @asynccontextmanager
 async def router(
-    settings: RouterSettings, bus: Bus, fleet: Fleet, follower: Follower, reader: Reader, ring: Ring
+    settings: RouterSettings, bus: Bus, fleet: Fleet, follower: Follower, reader: Reader, ring: Ring, entries: Entries
 ) -> AsyncIterator[Router]:
     """Serves until it is left. Raises OSError where the HTTP address can't be had."""
     async with AsyncExitStack() as stack:
@@ -73,14 +85,38 @@ async def router(
         admission = Admission(settings.max_inflight, settings.max_queued)
         results = Results(ring, settings.result_ttl_s)
         frontend = Frontend(bus, settings.id, models, hub, results, admission, executor, metrics)
+        features = await stack.enter_async_context(FeatureCache(entries, settings.feature_ttl_s))
+        encoders = Encoders(bus, workers, settings.model, rng)
+        embeddings = Embeddings(models, encoders, features, admission, executor, metrics)
         most = settings.max_inflight + settings.max_queued
         infer = await bus.serve(INFER(model=settings.model), Infer(frontend), limit=most)
-        await stack.enter_async_context(infer)
+        embed = await _serve_features(settings, bus, EmbedHandler(embeddings, metrics, settings.model), features)
+        for registration in (infer, *embed):
+            await stack.enter_async_context(registration)
         pages = Pages(models, lambda: why_not_ready(models, workers))
         http = await stack.enter_async_context(
-            serve_http(frontend, pages, settings.http_host, settings.http_port, settings.max_body_bytes)
+            serve_http(
+                frontend,
+                http_embeddings(embeddings, metrics, executor),
+                pages,
+                settings.http_host,
+                settings.http_port,
+                settings.max_body_bytes,
+            )
         )
-        yield Router(frontend, hub, cancels, workers, index, http, infer)
+        yield Router(frontend, hub, cancels, workers, index, http, infer, features, embed)
+
+
+async def _serve_features(
+    settings: RouterSettings, bus: Bus, embed: EmbedHandler, features: FeatureCache
+) -> tuple[Registration[Any, Any], ...]:
+    """Embeddings, and the features of a caller's own service; to be ended by the caller."""
+    model, most = settings.model, settings.max_inflight + settings.max_queued
+    source = SubjectSource(bus, model, settings.feature_subject) if settings.feature_subject else None
+    return (
+        await bus.serve(EMBED(model=model), embed, limit=most),
+        await bus.serve(FEATURES(model=model), FeaturesHandler(source, features), limit=most),
+    )
 
 
 def why_not_ready(models: Models, workers: Workers) -> str:
@@ -90,6 +126,8 @@ def why_not_ready(models: Models, workers: Workers) -> str:
         return error.message
     if root not in models.loaded:
         return "the current version's tokenizer is being loaded"
+    if models.embeds(root):
+        return "" if workers.encoders(root) else "no prefill worker is ready for the current version"
     if workers.kind(root) is None:
         return "no worker is ready for the current version"
     return ""

@@ -56,6 +56,10 @@ class Workers:
         """What requests of this root are computed by just now; None if nobody serves it."""
         return choose_kind(self._usable("prefill", root), self._usable("decode", root))
 
+    def encoders(self, root: Digest) -> list[Card]:
+        """The prefill workers that embed texts on `root`."""
+        return [card for card in self._usable("prefill", root) if card.embeds]
+
     def gone(self, worker: str, incarnation: str | None = None) -> bool:
         """Dead, or restarted since it was `incarnation`: what it held is lost."""
         card = self.fleet.card(worker)

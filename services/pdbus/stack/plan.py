@@ -34,6 +34,8 @@ class Options:
     decode: int = 1
     colocated: bool = False
     """Decode workers read all prompts themselves, and there are no prefill workers."""
+    embeds: bool = False
+    """The checkpoint is an encoder: there is nothing to decode, colocated or not."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,9 @@ def processes(
 ) -> list[ProcessPlan]:
     """Every service process of the stack. Engine processes share the cores: by the ledger `cores_file` those that
     compute just then, without one, or where torch computes, each as many."""
-    prefill = 0 if options.colocated else options.prefill
-    threads = max(1, cores // (prefill + options.decode))
+    prefill = 0 if options.colocated and not options.embeds else options.prefill
+    decode = 0 if options.embeds else options.decode
+    threads = max(1, cores // (prefill + decode))
 
     def plan(service: str, number: int, **more: str) -> ProcessPlan:
         id = f"{service.replace('_', '-')}-{number}"
@@ -84,7 +87,7 @@ def processes(
     counted: tuple[tuple[str, int, dict[str, str]], ...] = (
         ("param_server", options.param_servers, checkpoint),
         ("prefill", prefill, engine),
-        ("decode", options.decode, engine | ({"PDBUS_COLOCATED": "1"} if options.colocated else {})),
+        ("decode", decode, engine | ({"PDBUS_COLOCATED": "1"} if options.colocated else {})),
         ("cache", options.cache_nodes, {}),
         ("invalidator", 1, {}),
     )

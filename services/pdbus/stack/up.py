@@ -26,7 +26,7 @@ from pdbus.runtime.first import first
 from pdbus.runtime.stop import Stop
 from pdbus.stack.child import Inherited
 from pdbus.stack.folder import Folder, Run, RunFile
-from pdbus.stack.inspect import suggested_name
+from pdbus.stack.inspect import look_at
 from pdbus.stack.launcher import Launcher, lifeline_pipe
 from pdbus.stack.membership import left_behind, retire
 from pdbus.stack.nats_child import own_nats
@@ -64,8 +64,8 @@ async def _up(options: Options, folder: Folder, settings: StackSettings, inherit
     stop.on_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     try:
         with console.status(f"looking at {escape(options.checkpoint)}"):
-            suggested = await suggested_name(options.checkpoint)
-        options = replace(options, model=options.model or suggested)
+            found = await look_at(options.checkpoint)
+        options = replace(options, model=options.model or found.name, embeds=found.embeds)
         with View(console) as view:
             run_file = RunFile(folder, Run(os.getpid(), options.model))
             async with _nats(run_file, settings, inherited, view) as url:
@@ -110,7 +110,7 @@ async def _serve(
         gone = left_behind(run_file.folder.of_model(options.model), {plan.id for plan in plans})
         await first(_start(bus, options.model, gone, launcher), launcher.failed())
         stop.starting = False
-        _greet(view, run_file)
+        _greet(view, run_file, options.embeds)
         await first(stop.requested.wait(), launcher.failed())
         view.say("stopping (once more to stop at once)")
 
@@ -132,10 +132,16 @@ def _command(folder: Folder, command: str) -> str:
     return shlex.join(words if folder.path == Folder(None).path else [*words, "--data", str(folder.path)])
 
 
-def _greet(view: View, run_file: RunFile) -> None:
+def _greet(view: View, run_file: RunFile, embeds: bool) -> None:
     url, model = run_file.run.url, run_file.run.model
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Say hello."}]})
+    endpoint = "embeddings" if embeds else "chat/completions"
+    asked = {"input": "Say hello."} if embeds else {"messages": [{"role": "user", "content": "Say hello."}]}
+    body = json.dumps({"model": model, **asked})
+    curl = f"curl {url}/v1/{endpoint} -H 'content-type: application/json' -d '{escape(body)}'"
     view.say(f"\n[bold]{escape(model)}[/] is served at [bold]{url}[/] (logs: {escape(str(run_file.folder.logs))})")
-    view.say(f"try:    {escape(_command(run_file.folder, 'chat'))}")
-    view.say(f"or:     curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{escape(body)}'")
+    if embeds:
+        view.say(f"try:    {curl}")
+    else:
+        view.say(f"try:    {escape(_command(run_file.folder, 'chat'))}")
+        view.say(f"or:     {curl}")
     view.say("stop:   Ctrl-C\n")

@@ -1,4 +1,4 @@
-"""The client: OpenAI's request bodies and answers, over the subject `pd.v1.infer.<model>`."""
+"""The client: OpenAI's request bodies and answers over `pd.v1.infer.<model>`; embeddings and features."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pdbus.backoff import backoff_s
 from pdbus.bus.bus import Bus
 from pdbus.bus.bus import connect as connect_bus
+from pdbus.caching.feature_key import feature_name
+from pdbus.client.embeddings import Embeddings, embed_all
 from pdbus.client.resume import Object, Resumed
 from pdbus.client.weights import Weights
 from pdbus.context import RequestContext, new_id
 from pdbus.errors import Corrupt, PdbusError
-from pdbus.messages.router import InferRequest
-from pdbus.subjects import INFER
+from pdbus.messages.features import FeaturesReply, FeaturesRequest
+from pdbus.messages.router import EmbedReply, EmbedRequest, InferRequest
+from pdbus.messages.workers import Invalidated
+from pdbus.subjects import EMBED, FEATURES, INFER, INVALIDATED, To
 
+Q = TypeVar("Q")
+R = TypeVar("R")
 Endpoint = Literal["chat.completions", "completions"]
 
 DEFAULT_TIMEOUT_S = 120.0
@@ -36,10 +42,11 @@ class Client:
     def __init__(self, bus: Bus, model: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         self._bus = bus
         self._model = model
-        self._to = INFER(model=model.partition("@")[0])
+        self._name = model.partition("@")[0]
+        self._to = INFER(model=self._name)
         self._timeout_s = timeout_s
         self._rng = random.Random()  # noqa: S311 - spreads retries
-        self.weights = Weights(bus, model.partition("@")[0])
+        self.weights = Weights(bus, self._name)
         """Updates and versions of the model. `connect` ends what it starts; else its `close` does."""
 
     async def chat(self, messages: Sequence[Object], *, timeout_s: float | None = None, **fields: Any) -> Object:
@@ -67,6 +74,51 @@ class Client:
         """As `chat_stream`, for a completion."""
         async with self._stream("completions", {"prompt": _plain(prompt), **fields}, timeout_s) as chunks:
             yield chunks
+
+    async def embed(
+        self,
+        inputs: Sequence[str | Sequence[int]],
+        *,
+        ref: str | None = None,
+        cache_control: str = "",
+        session: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Embeddings:
+        """The vectors of texts (or of token ids, taken as they are), however many, all of one version.
+
+        `ref`: over the one of `connect`. `cache_control`: no-store, no-cache or max-age=SECONDS. `session`: names what
+        belongs together; it is served by one version while a canary runs, which takes no part of the rest."""
+        ctx = RequestContext.after(timeout_s or self._timeout_s)
+        wanted = ref or self._model.partition("@")[2] or None
+
+        async def ask(request: EmbedRequest) -> EmbedReply:
+            return await self._call(EMBED(model=self._name), request, ctx)
+
+        return await embed_all(ask, inputs, wanted, cache_control, session)
+
+    async def features(
+        self, keys: Sequence[str], *, cache_control: str = "", timeout_s: float | None = None
+    ) -> FeaturesReply:
+        """What the service of the routers' PDBUS_FEATURE_SUBJECT has on these items, from the cache where it is there:
+        a value for each, all of one version of that service."""
+        ctx = RequestContext.after(timeout_s or self._timeout_s)
+        return await self._call(FEATURES(model=self._name), FeaturesRequest(tuple(keys), cache_control), ctx)
+
+    async def features_changed(self, keys: Sequence[str]) -> None:
+        """To be called once that service answers anew for these items, where its version stays: what is cached of them
+        goes everywhere, and nothing that was asked for before comes back."""
+        for key in keys:
+            entry = Invalidated(self._name, "delete_name", name=feature_name(self._name, key))
+            await self._bus.logs.append(INVALIDATED(), entry)
+
+    async def _call(self, to: To[Q, R], request: Q, ctx: RequestContext) -> R:
+        retries = 0
+        while True:
+            try:
+                return await self._bus.call(to, request, ctx)
+            except PdbusError as error:
+                retries += 1
+                await self._back_off(error, retries, ctx)
 
     async def _whole(self, endpoint: Endpoint, body: Object, timeout_s: float | None) -> Object:
         ctx = RequestContext.after(timeout_s or self._timeout_s)
@@ -97,7 +149,7 @@ class Client:
         key, resumed, retries = new_id(), Resumed(), 0
         while True:
             if resumed.fingerprint is not None:  # the rest has to come from the version that the beginning came from
-                body = {**body, "model": f"{self._model.partition('@')[0]}@{resumed.fingerprint}"}
+                body = {**body, "model": f"{self._name}@{resumed.fingerprint}"}
             request = InferRequest(endpoint, body, key)
             resumed.begin()
             try:

@@ -38,7 +38,7 @@ class EngineService(Service[S], Generic[S]):
         super().__init__(settings, bus)
         self.fleet = Fleet(bus)
         self._history = HistoryFollower(bus, settings.model)
-        reader = BlockReader(bus, settings.model, self._history)
+        self._reader = BlockReader(bus, settings.model, self._history)
         options = BackendOptions(
             settings.engine,
             settings.precision,
@@ -47,7 +47,7 @@ class EngineService(Service[S], Generic[S]):
             settings.threads,
             settings.cores_file,
         )
-        self.versions = Versions(reader, partial(open_backend, options), self.changed.set)
+        self.versions = Versions(self._reader, partial(open_backend, options), self.changed.set)
         self.worker: Worker[Any] | None = None
 
     @abstractmethod
@@ -57,24 +57,30 @@ class EngineService(Service[S], Generic[S]):
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
             await self.bus.logs.ensure()
-            for part in (self.fleet, self._history, self.versions):
+            for part in (self.fleet, self._history):
                 await stack.enter_async_context(part)
-            stack.callback(self._history.on_change(self._want))
-            version = await self.versions.first()
-            page_format = version.scope.page_format
-            pages = page_format.pages_within(self.settings.kv_bytes)
-            if pages < 1:
-                raise SettingsError(f"PDBUS_KV_BYTES is less than one page, {page_format.page_bytes} bytes")
-            assert self.versions.backend, "a version has been built by it"
-            pool = self.versions.backend.pool(page_format, pages)
-            limits = Limits(page_format.page_tokens, self.settings.chunk_tokens, self.settings.most_running)
-            self.worker = await self.make_worker(pool, limits, stack)
-            await stack.enter_async_context(self.worker)
-            follow = follow_invalidations(self.bus, self.settings.model, self.versions, self.worker.core)
-            stack.push_async_callback(cancelled, asyncio.create_task(follow))
-            self.worker.failed.add_done_callback(self._on_failed)
+            await self.start(stack)
             self._stack = stack.pop_all()
         return self
+
+    async def start(self, stack: contextlib.AsyncExitStack) -> None:
+        """Returns once requests can be served. What has to be ended goes onto `stack`."""
+        await stack.enter_async_context(self.versions)
+        stack.callback(self._history.on_change(self._want))
+        self._want(self._history.history)
+        version = await self.versions.first()
+        page_format = version.scope.page_format
+        pages = page_format.pages_within(self.settings.kv_bytes)
+        if pages < 1:
+            raise SettingsError(f"PDBUS_KV_BYTES is less than one page, {page_format.page_bytes} bytes")
+        assert self.versions.backend, "a version has been built by it"
+        pool = self.versions.backend.pool(page_format, pages)
+        limits = Limits(page_format.page_tokens, self.settings.chunk_tokens, self.settings.most_running)
+        self.worker = await self.make_worker(pool, limits, stack)
+        await stack.enter_async_context(self.worker)
+        follow = follow_invalidations(self.bus, self.settings.model, self.versions, self.worker.core)
+        stack.push_async_callback(cancelled, asyncio.create_task(follow))
+        self.worker.failed.add_done_callback(self._on_failed)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

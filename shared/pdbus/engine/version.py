@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +15,8 @@ from pdbus.context import LONGEST_DEADLINE_S, RequestContext
 from pdbus.kv.prefix import PrefixScope
 from pdbus.messages.common import Digest
 from pdbus.model.backend import Backend, Builder, Model
-from pdbus.model.config import ModelConfig, from_hf
+from pdbus.model.config import ModelConfig
+from pdbus.model.families import config_of, writing
 from pdbus.model.memory import give_back
 from pdbus.model.scope import prefix_scope
 from pdbus.tasks import cancelled
@@ -104,7 +104,7 @@ async def load(
     ctx = RequestContext.after(LONGEST_DEADLINE_S)
     manifest = await source.manifest(root, ctx)
     meta = await source.meta(root, ctx)
-    config = from_hf(json.loads(meta["config.json"]))
+    config = writing(config_of(meta))
     backend = await backend_for(config)
     layers = [layer for layer in manifest.layers if layer.name != META]
     digests = {layer.name: layer.digest for layer in layers}

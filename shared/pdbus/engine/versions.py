@@ -1,69 +1,27 @@
-"""The versions of the model that a worker holds: loaded in the background, pinned by requests, dropped when unwanted.
+"""The versions of a model that writes text, as a worker holds them: pinned by requests while these compute with them.
 
-A version is wanted while the change log wants it (refs and the newest commit), while a request that named it is recent,
-and while anything pins it. The next one is built beside those that serve, and shares the layers that did not change.
+The next one is built beside those that serve, and shares the layers that did not change.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-import random
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
 
 from pdbus.context import Deadline
+from pdbus.engine.loaded import Loaded
 from pdbus.engine.version import Pin, Version, WeightSource, load
-from pdbus.errors import InvalidRequest, RootGone
+from pdbus.errors import InvalidRequest
 from pdbus.kv.format import PageFormat
 from pdbus.messages.common import Digest
 from pdbus.model.backend import Backend
 from pdbus.model.config import ModelConfig
-from pdbus.model.memory import give_back
-from pdbus.tasks import cancelled
-
-log = logging.getLogger(__name__)
-
-_LINGER_S = 60.0
-"""A version that only a request has named stays this long after the last such request."""
-_MOST_WISHES = 16
-_LOOK_S = 0.5
-"""How often pins and lingering wishes are looked at."""
-_RETRY_S = 0.5
-_LONGEST_RETRY_S = 10.0
 
 
-@dataclass(eq=False, slots=True)
-class _Wish:
-    """Of requests, for a version that the log doesn't want. `loaded` is cancelled where it can't be had."""
-
-    loaded: asyncio.Future[None]
-    until_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """Of loading a wanted version: it is tried again, ever later."""
-
-    count: int
-    not_before_s: float
-
-    @classmethod
-    def after(cls, earlier: _Failure | None, now_s: float) -> _Failure:
-        count = earlier.count + 1 if earlier else 1
-        wait_s = min(_RETRY_S * 2.0 ** (count - 1), _LONGEST_RETRY_S) * random.uniform(0.5, 1.0)  # noqa: S311
-        return cls(count, now_s + wait_s)
-
-
-class Versions:
-    """Lives in the event loop; loads one version at a time.
-
-    Entered, it loads what `want` names; `detail` says for people how far it is. `open_backend` is called in a thread,
-    once, for the first version: what it gives computes all of them, and is closed in the end."""
+class Versions(Loaded[Version]):
+    """`open_backend` is called in a thread, once, for the first version: what it gives computes all of them, and is
+    closed in the end."""
 
     def __init__(
         self,
@@ -71,24 +29,22 @@ class Versions:
         open_backend: Callable[[ModelConfig], Backend],
         on_change: Callable[[], object] = lambda: None,
     ) -> None:
+        super().__init__(on_change)
         self.backend: Backend | None = None
         """None before the first version."""
         self.kv_roots: dict[Digest, Digest] = {}
         """KV-relevant roots of the versions that are or were here: cached pages may outlive their version."""
-        self._source, self._open_backend, self._on_change = source, open_backend, on_change
+        self._source, self._open_backend = source, open_backend
         self._opening: asyncio.Task[Backend] | None = None
-        self._ready: dict[Digest, Version] = {}
-        self._wanted: tuple[Digest, ...] = ()
-        self._wishes: dict[Digest, _Wish] = {}
-        self._failures: dict[Digest, _Failure] = {}  # of wanted ones only
-        self._changed = asyncio.Event()
-        self._any = asyncio.Event()
-        self.detail = "waiting for a first version"
 
-    @property
-    def roots(self) -> tuple[Digest, ...]:
-        """Roots that can be served at once."""
-        return tuple(self._ready)
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await super().__aexit__(kind, error, trace)
+        if self._opening:  # compiling can't be stopped in its middle
+            (backend,) = await asyncio.gather(self._opening, return_exceptions=True)
+            if not isinstance(backend, BaseException):
+                backend.close()
 
     @property
     def compute_class(self) -> str:
@@ -100,125 +56,21 @@ class Versions:
         """Of all its versions; None before the first."""
         return next((version.scope.page_format for version in self._ready.values()), None)
 
-    def get(self, root: Digest) -> Version | None:
-        return self._ready.get(root)
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._run())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await cancelled(self._task)
-        for wish in self._wishes.values():
-            wish.loaded.cancel()
-        if self._opening:  # compiling can't be stopped in its middle
-            (backend,) = await asyncio.gather(self._opening, return_exceptions=True)
-            if not isinstance(backend, BaseException):
-                backend.close()
-
-    def want(self, roots: Iterable[Digest]) -> None:
-        """Loads these, the first ones first, and drops others as soon as nothing needs them."""
-        self._wanted = tuple(roots)
-        self._failures = {root: failure for root, failure in self._failures.items() if root in self._wanted}
-        self._changed.set()
-
-    async def first(self) -> Version:
-        """The first version that becomes ready."""
-        await self._any.wait()
-        return next(iter(self._ready.values()))
-
     async def pin(self, root: Digest, deadline: Deadline) -> Pin:
-        """Pins the version, after loading it if need be. Raises RootGone where that fails or takes longer."""
-        if root not in self._ready:
-            await self._wish(root, deadline)
-        if version := self._ready.get(root):
-            return version.pin()
-        raise RootGone(f"version {root.hex()[:12]} was dropped here")
+        """Pins the version, after loading it if need be. Raises as `need`."""
+        return (await self.need(root, deadline)).pin()
 
-    def forget(self, root: Digest) -> None:
-        """What was made from the root is being deleted everywhere: no request's wish keeps it here any longer."""
-        if wish := self._wishes.pop(root, None):
-            wish.loaded.cancel()
-        self._changed.set()
-
-    async def _wish(self, root: Digest, deadline: Deadline) -> None:
-        wish = self._wishes.get(root)
-        if wish is None:
-            if len(self._wishes) >= _MOST_WISHES:
-                raise RootGone(f"version {root.hex()[:12]} is not here, and too many others are asked for")
-            wish = self._wishes[root] = _Wish(asyncio.get_running_loop().create_future())
-        wish.until_s = time.monotonic() + _LINGER_S
-        self._changed.set()
-        done, _ = await asyncio.wait([wish.loaded], timeout=max(deadline.remaining_s, 0.0))
-        if not done:
-            raise RootGone(f"version {root.hex()[:12]} is not loaded here yet")
-        if wish.loaded.cancelled():
-            raise RootGone(f"version {root.hex()[:12]} can't be loaded here")
-
-    async def _run(self) -> None:
-        while True:
-            self._changed.clear()
-            if self._drop_unwanted(time.monotonic()):
-                await asyncio.to_thread(give_back)
-            root = self._next(time.monotonic())
-            if root is not None:
-                await self._load_or_note(root)
-                continue
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), _LOOK_S)
-
-    def _next(self, now_s: float) -> Digest | None:
-        for root in (*self._wanted, *self._wishes):
-            if root not in self._ready and (root not in self._failures or now_s >= self._failures[root].not_before_s):
-                return root
-        return None
-
-    def _drop_unwanted(self, now_s: float) -> bool:
-        """Whether there were any."""
-        before = len(self._ready)
-        self._wishes = {root: wish for root, wish in self._wishes.items() if wish.until_s > now_s}
-        for root, version in list(self._ready.items()):
-            if root not in self._wanted and root not in self._wishes and not version.pins:
-                del self._ready[root]
-                self._on_change()
-                log.info("version %s dropped", root.hex()[:12])
-        return len(self._ready) < before
-
-    async def _load_or_note(self, root: Digest) -> None:
-        try:
-            version = await self._load(root)
-        except Exception as error:  # whatever it was: the versions that are here go on serving
-            log.warning("version %s can't be loaded: %s", root.hex()[:12], error)
-            self.detail = f"version {root.hex()[:12]} can't be loaded: {error}"
-            if root in self._wanted:
-                self._failures[root] = _Failure.after(self._failures.get(root), time.monotonic())
-            if wish := self._wishes.pop(root, None):
-                wish.loaded.cancel()
-            return
-        self.detail = ""
-        self._ready[root] = version
-        self._on_change()
-        self.kv_roots[root] = version.scope.kv_root
-        self._failures.pop(root, None)
-        self._any.set()
-        if (wish := self._wishes.get(root)) and not wish.loaded.done():
-            wish.loaded.set_result(None)
-        log.info("version %s ready", root.hex()[:12])
+    def _in_use(self, version: Version) -> bool:
+        return version.pins > 0
 
     async def _load(self, root: Digest) -> Version:
-        self.detail = f"loading version {root.hex()[:12]}"
-
-        def progress(done_bytes: int, total_bytes: int) -> None:
-            self.detail = f"loading version {root.hex()[:12]}: {100 * done_bytes // max(total_bytes, 1)} %"
-
         others = [version.model for version in self._ready.values()]
-        version = await load(root, self._source, others, self._backend_for, progress)
+        version = await load(root, self._source, others, self._backend_for, self._loading(root))
         if self.page_format not in (None, version.scope.page_format):
             raise InvalidRequest(
                 f"its KV pages ({version.scope.page_format}) differ from this worker's ({self.page_format})"
             )
+        self.kv_roots[root] = version.scope.kv_root
         return version
 
     async def _backend_for(self, config: ModelConfig) -> Backend:

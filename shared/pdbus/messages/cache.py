@@ -50,6 +50,8 @@ class CacheGetReply:
     incarnation: str
     found: tuple[CacheFound, ...]
     """One for each key, in order."""
+    generation: int = 0
+    """The fence that a fill of any of them must bring back, also of one that was found."""
 
 
 @dataclass(frozen=True, slots=True)

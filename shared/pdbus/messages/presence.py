@@ -57,3 +57,5 @@ class Card:
     """For people: what it is doing while it starts, or why it isn't ready."""
     progress: int = 0
     """Counts the work loop's turns: a process whose loop hangs publishes nothing, or the same number."""
+    embeds: bool = False
+    """A prefill worker of an encoder: no decode worker is needed to serve its roots."""

@@ -26,6 +26,31 @@ class InferReply:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbedRequest:
+    """Texts, or token ids of texts, to be embedded: as `input` of the OpenAI endpoint."""
+
+    input: tuple[str | tuple[int, ...], ...]
+    ref: str | None = None
+    """A ref, or a root in hex; None: the default."""
+    cache_control: str = ""
+    """As the HTTP header: no-store, no-cache, max-age=SECONDS."""
+    session: str | None = None
+    """What it belongs to: it is served by one version while canaries run."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedReply:
+    root: Digest
+    """The version that all vectors are of."""
+    dimensions: int
+    vectors: bytes
+    """fp32, little-endian, `dimensions` numbers for each input, in order."""
+    tokens: int
+    hits: int
+    """Of the inputs, those that came from the cache."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprob:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()

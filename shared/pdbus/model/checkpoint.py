@@ -10,14 +10,19 @@ from pathlib import Path
 import numpy as np
 
 from pdbus.model import hub
-from pdbus.model.config import ModelConfig, expected_tensors, from_hf
+from pdbus.model.config import ModelConfig
+from pdbus.model.encoder_config import EncoderConfig
+from pdbus.model.families import AnyConfig, any_from_hf, expected
 from pdbus.model.gguf import open_file
 from pdbus.model.hf import open_folder
 from pdbus.model.refusal import CheckpointError, UnsupportedModel
+from pdbus.model.sentence import parse_sentence
 from pdbus.model.source import Source, Tensor, dump
 
 # Of old Llama checkpoints: a buffer that follows from the config
 _DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+# Of encoders: positions as numbers, and the layer that was trained to tell whether two sentences follow each other
+_NOT_OF_VECTORS = re.compile(r"embeddings\.position_ids|pooler\.dense\.(weight|bias)")
 # The part of a GGUF file's name that tells its number format, or that it is one of several
 _GGUF_SUFFIX = re.compile(r"[-._](i?q\d\w*|tq\d\w*|bf16|f16|f32|fp16|fp32|mxfp4\w*)$", re.IGNORECASE)
 
@@ -28,18 +33,19 @@ class Checkpoint:
 
     name: str
     """A model id to serve it under: lower case, made from the folder's or file's name."""
-    config: ModelConfig
+    config: AnyConfig
     meta: Mapping[str, bytes]
     """config.json (Hugging Face form), tokenizer.json, tokenizer_config.json (bos_token, eos_token, unk_token,
-    add_bos_token), generation_config.json (eos_token_id as a list, …), and chat_template.jinja if the model has one."""
+    add_bos_token), generation_config.json (eos_token_id as a list, …), chat_template.jinja if the model has one, and of
+    an encoder sentence.json (model/sentence.py)."""
     source: Source
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, float32 array in C order) of every tensor, one at a time, in the order of `expected_tensors`.
+        """(name, float32 array in C order) of every tensor, one at a time, in the order of `expected`.
 
         Raises CheckpointError if a file has changed since it was opened.
         """
-        for name, shape in expected_tensors(self.config).items():
+        for name, shape in expected(self.config).items():
             tensor = self.source.read(name)
             if tensor.shape != shape:
                 raise CheckpointError.of(self.source.path, f"tensor {name} was read as {tensor.shape}, not {shape}")
@@ -64,7 +70,7 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
 
 def _checked(source: Source, name: str) -> Checkpoint:
     try:
-        config = from_hf(source.config)
+        config = any_from_hf(source.config, parse_sentence(source.meta))
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{source.path}: {error.message}") from error
     _check_tensors(source, config)
@@ -74,19 +80,25 @@ def _checked(source: Source, name: str) -> Checkpoint:
     return Checkpoint(name, config, {"config.json": dump(source.config), **source.meta}, source)
 
 
-def _check_tensors(source: Source, config: ModelConfig) -> None:
-    expected = expected_tensors(config)
-    for name, shape in expected.items():
+def _check_tensors(source: Source, config: AnyConfig) -> None:
+    wanted = expected(config)
+    for name, shape in wanted.items():
         if name not in source.shapes:
             raise CheckpointError.of(source.path, f"tensor {name} is missing")
         if source.shapes[name] != shape:
             raise CheckpointError.of(source.path, f"tensor {name} has shape {source.shapes[name]}, not {shape}")
     for name in source.shapes:
-        if name in expected or _DERIVED.fullmatch(name):
-            continue
-        if name == "lm_head.weight" and _same_as_embedding(source, config):
+        if name in wanted or _may_stay_out(name, source, config):
             continue
         raise CheckpointError.of(source.path, f"tensor {name} has no place in a {config.family} model")
+
+
+def _may_stay_out(name: str, source: Source, config: AnyConfig) -> bool:
+    if isinstance(config, EncoderConfig):
+        return _NOT_OF_VECTORS.fullmatch(name) is not None
+    if name == "lm_head.weight":
+        return _same_as_embedding(source, config)
+    return _DERIVED.fullmatch(name) is not None
 
 
 def _same_as_embedding(source: Source, config: ModelConfig) -> bool:

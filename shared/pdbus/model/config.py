@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pdbus.model.config_fields import Fields
 from pdbus.model.refusal import UnsupportedModel
 from pdbus.model.rope_config import RopeScaling, rope_from_hf
 
@@ -67,7 +68,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     `save_pretrained` may leave out what equals it.
     """
     family = _family(config)
-    fields = _Fields(config)
+    fields = Fields(config)
     heads = fields.integer("num_attention_heads", most=1024)
     hidden_size = fields.integer("hidden_size", most=1 << 16)
     layers = fields.integer("num_hidden_layers", most=1024)
@@ -150,7 +151,7 @@ def _family(config: Mapping[str, Any]) -> Family:
     return family
 
 
-def _windows(family: Family, fields: _Fields, layers: int) -> tuple[int | None, tuple[bool, ...]]:
+def _windows(family: Family, fields: Fields, layers: int) -> tuple[int | None, tuple[bool, ...]]:
     """Mistral windows every layer; Qwen those from max_window_layers on, or those that layer_types names."""
     full = (None, (False,) * layers)
     layer_types = fields.config.get("layer_types")
@@ -175,34 +176,3 @@ def _windows(family: Family, fields: _Fields, layers: int) -> tuple[int | None, 
     if unknown:
         raise UnsupportedModel(f"layer_types: {unknown[0]!r:.80} is not served; these are: {', '.join(kinds)}")
     return window, tuple(kinds[kind] for kind in layer_types)
-
-
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    """Typed, bounded access to a config.json; a null counts as absent, as transformers takes it."""
-
-    config: Mapping[str, Any]
-
-    def integer(self, name: str, *, most: int, least: int = 1, default: int | None = None) -> int:
-        value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise UnsupportedModel(f"{name} must be an integer from {least} to {most}, not {value!r:.80}")
-        return value
-
-    def number(self, name: str, *, most: float, default: float) -> float:
-        value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value <= most:
-            raise UnsupportedModel(f"{name} must be a number above 0 and at most {most}, not {value!r:.80}")
-        return float(value)
-
-    def flag(self, name: str) -> bool:
-        value = self._value(name, False)
-        if not isinstance(value, bool):
-            raise UnsupportedModel(f"{name} must be true or false, not {value!r:.80}")
-        return value
-
-    def _value(self, name: str, default: Any) -> Any:
-        value = self.config.get(name)
-        if value is None and default is None:
-            raise UnsupportedModel(f"{name} is missing from config.json")
-        return default if value is None else value

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pdbus.model import tokens
+from pdbus.model import sentence, tokens
+from pdbus.model.families import embeds
 from pdbus.model.refusal import CheckpointError
 from pdbus.model.safetensors_file import StoredTensor, stored_tensors
 from pdbus.model.source import Source, decode, dump, parse_json, read_bytes, read_json
@@ -21,6 +22,8 @@ def open_folder(folder: Path) -> Source:
     config = read_json(folder / "config.json")
     tensors = _tensors(folder)
     meta, largest_token_id = _meta(folder, config)
+    if embeds(config):
+        meta[sentence.META_FILE] = sentence.read_sentence(folder)
     return Source(
         path=folder,
         config=config,

@@ -8,7 +8,9 @@ from pathlib import Path
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError
 
-from pdbus.model.config import from_hf
+from pdbus.model import sentence
+from pdbus.model.encoder_config import Sentence
+from pdbus.model.families import any_from_hf
 from pdbus.model.refusal import CheckpointError, UnsupportedModel
 from pdbus.model.source import read_json
 
@@ -19,6 +21,7 @@ _SMALL_FILES = [
     "tokenizer_config.json",
     "chat_template.jinja",
     "model.safetensors.index.json",
+    *sentence.FILES,
 ]
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
@@ -35,7 +38,7 @@ def download(hub_id: str) -> Path:
     """
     folder = _snapshot(hub_id, _SMALL_FILES)
     try:
-        from_hf(read_json(folder / "config.json"))
+        any_from_hf(read_json(folder / "config.json"), Sentence())
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{hub_id}: {error.message}") from error
     return _snapshot(hub_id, [*_SMALL_FILES, "model*.safetensors"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from pdbus.model.source import Tensor
 
 MAX_HEADER_BYTES = 16 << 20
 _DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+# 0, 1, 2, … as integers, which old versions of transformers stored with an encoder: it is never read
+_COUNTING = re.compile(r"(.+\.)?position_ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
     for name, entry in entries.items():
         if name == "__metadata__":
             continue
-        if entry["dtype"] not in _DTYPES:
+        if entry["dtype"] not in _DTYPES and not _COUNTING.fullmatch(name):
             raise UnsupportedModel(f"{path}: tensor {name} is {entry['dtype']}; served are {', '.join(_DTYPES)}")
         shape = tuple(entry["shape"])
         if math.prod(shape) == 0:

@@ -26,7 +26,8 @@ class Source:
     config: Mapping[str, Any]
     """The content of config.json, in Hugging Face form."""
     meta: Mapping[str, bytes]
-    """tokenizer.json, tokenizer_config.json, generation_config.json and, if there is one, chat_template.jinja."""
+    """tokenizer.json, tokenizer_config.json, generation_config.json and, if there is one, chat_template.jinja; of an
+    encoder sentence.json."""
     largest_token_id: int
     """Of all that tokenizer.json may produce; -1 if it has no token at all."""
     shapes: Mapping[str, tuple[int, ...]]

@@ -186,6 +186,13 @@ class CacheRing:
         """Waits until what was put is written or given up, or the deadline passes."""
         await self._background.drain(deadline)
 
+    def owner(self, key: Digest) -> CacheNode | None:
+        """The node that holds `key` first; None while there is none that would be asked."""
+        for name in self._owners(key)[:1]:
+            if self._node(name).circuit.admits(time.monotonic()):
+                return self._node(name)
+        return None
+
     def _owners(self, key: Digest) -> tuple[str, ...]:
         nodes = tuple(card.id for card in self._fleet.live("cache") if card.state == "ready")
         if nodes != self._ring.nodes:

@@ -9,12 +9,14 @@ from itertools import takewhile
 
 from pdbus.bus.bus import Bus
 from pdbus.caching.circuit import Circuit
+from pdbus.caching.fences import Fence
 from pdbus.context import RequestContext
 from pdbus.errors import Corrupt, DeadlineExceeded, PdbusError, Unavailable
 from pdbus.messages.bulk import CacheHead
-from pdbus.messages.cache import INLINE_BYTES, CacheFound, CacheGet, CacheGetReply, CachePut
+from pdbus.messages.cache import INLINE_BYTES, CacheDelete, CacheFound, CacheGet, CacheGetReply, CachePut
+from pdbus.messages.common import Digest
 from pdbus.peers.cache_prefix import PrefixRead
-from pdbus.subjects import CACHE_GET, CACHE_PUT, TRANSFER
+from pdbus.subjects import CACHE_DELETE, CACHE_GET, CACHE_PUT, TRANSFER
 
 _STREAMED = frozenset({"kv", "model"})
 """Kinds whose values are large as a rule: their first read brings a bulk stream along."""
@@ -30,12 +32,18 @@ class CacheNode:
 
     async def get(self, wanted: CacheGet, materials: Sequence[bytes], ctx: RequestContext) -> list[bytes | None]:
         """The values of `wanted.keys`, None where absent or made from other material. Raises PdbusError."""
+        return (await self.look(wanted, materials, ctx))[0]
+
+    async def look(
+        self, wanted: CacheGet, materials: Sequence[bytes], ctx: RequestContext
+    ) -> tuple[list[bytes | None], Fence]:
+        """As `get`, with what a fill of a named one among them must bring back."""
         try:
-            found, values = await self._read(wanted, wanted.kind in _STREAMED, ctx)
+            found, values, fence = await self._read(wanted, wanted.kind in _STREAMED, ctx)
             late = [at for at, item in enumerate(found) if _by_bulk(item) and values[at] is None]
             if late:  # larger than a message holds, and no stream was offered
                 again = replace(wanted, keys=tuple(wanted.keys[at] for at in late))
-                found_late, values_late = await self._read(again, True, ctx)
+                found_late, values_late, _ = await self._read(again, True, ctx)
                 for at, item, value in zip(late, found_late, values_late, strict=True):
                     found[at], values[at] = item, value
         except PdbusError as error:
@@ -45,7 +53,11 @@ class CacheNode:
         return [
             value if item.material == material else None
             for item, value, material in zip(found, values, materials, strict=True)
-        ]
+        ], fence
+
+    async def delete(self, keys: Sequence[Digest], ctx: RequestContext) -> None:
+        """Raises PdbusError."""
+        await self._bus.call(CACHE_DELETE(node=self.name), CacheDelete(tuple(keys)), ctx)
 
     async def read(
         self, wanted: CacheGet, materials: Sequence[bytes], places: Sequence[int], into: PrefixRead, ctx: RequestContext
@@ -88,21 +100,23 @@ class CacheNode:
 
     async def _read(
         self, wanted: CacheGet, stream: bool, ctx: RequestContext
-    ) -> tuple[list[CacheFound], list[bytes | None]]:
+    ) -> tuple[list[CacheFound], list[bytes | None], Fence]:
         if not stream:
-            found = _checked(wanted, await self._bus.call(CACHE_GET(node=self.name), wanted, ctx))
-            return found, [item.value for item in found]
+            reply = await self._bus.call(CACHE_GET(node=self.name), wanted, ctx)
+            found = _checked(wanted, reply)
+            return found, [item.value for item in found], Fence(reply.incarnation, reply.generation)
         bulk = self._bus.bulk
         async with bulk.receive() as incoming:
             wanted = replace(wanted, receiver=bulk.address, stream=incoming.stream)
-            found = _checked(wanted, await self._bus.call(CACHE_GET(node=self.name), wanted, ctx))
+            reply = await self._bus.call(CACHE_GET(node=self.name), wanted, ctx)
+            found = _checked(wanted, reply)
             values = [item.value for item in found]
             if any(map(_by_bulk, found)):
                 async for head, body in incoming.items(CacheHead, ctx.deadline):
                     if not 0 <= head.index < len(found) or len(body) != found[head.index].size:
                         raise Corrupt(f"cache node {self.name} sent a value that was not announced")
                     values[head.index] = bytes(body)
-        return found, values
+        return found, values, Fence(reply.incarnation, reply.generation)
 
     async def _write(self, put: CachePut, value: bytes | memoryview, ctx: RequestContext) -> bool:
         if len(value) <= INLINE_BYTES:

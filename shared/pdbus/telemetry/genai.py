@@ -20,7 +20,7 @@ Attributes = dict[str, AttributeValue]
 
 
 def span_name(operation: str, model: str) -> str:
-    """`chat smollm2-135m-instruct`; the operations are `chat` and `text_completion`."""
+    """`chat smollm2-135m-instruct`; the operations are `chat`, `text_completion` and `embeddings`."""
     return f"{operation} {model}"
 
 
@@ -55,6 +55,17 @@ def request_attributes(
     if stop:
         found["gen_ai.request.stop_sequences"] = list(stop)
     return found
+
+
+def embedding_attributes(model: str, inputs: int, encoding: str) -> Attributes:
+    """What is known of a request for embeddings at admission."""
+    return {
+        "gen_ai.operation.name": "embeddings",
+        "gen_ai.provider.name": _PROVIDER,
+        "gen_ai.request.model": model,
+        "gen_ai.request.encoding_formats": [encoding],
+        "pdbus.inputs": inputs,
+    }
 
 
 def response_attributes(
@@ -116,10 +127,11 @@ class EdgeMetrics:
     def first_chunk(self, operation: str, seconds: float) -> None:
         self._first_chunk.record(seconds, _common(operation, self._model))
 
-    def usage(self, operation: str, input_tokens: int, output_tokens: int) -> None:
+    def usage(self, operation: str, input_tokens: int, output_tokens: int | None = None) -> None:
         common = _common(operation, self._model)
         self._tokens.record(input_tokens, {**common, "gen_ai.token.type": "input"})
-        self._tokens.record(output_tokens, {**common, "gen_ai.token.type": "output"})
+        if output_tokens is not None:
+            self._tokens.record(output_tokens, {**common, "gen_ai.token.type": "output"})
 
 
 class WorkerMetrics:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pdbus.context import Deadline
-from pdbus.engine import versions as subject
+from pdbus.engine import failure
+from pdbus.engine import loaded as subject
 from pdbus.engine.version import Pin
 from pdbus.engine.versions import Versions
 from pdbus.errors import RootGone, Unavailable
@@ -37,7 +38,7 @@ def source(checkpoints: dict[str, Checkpoint]) -> LocalSource:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "_LOOK_S", 0.01)
-    monkeypatch.setattr(subject, "_RETRY_S", 0.01)
+    monkeypatch.setattr(failure, "_RETRY_S", 0.01)
 
 
 def torch_backend(config: ModelConfig) -> Backend:

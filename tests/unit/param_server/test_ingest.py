@@ -17,7 +17,7 @@ from tests.support.weights import fake_checkpoint, manifest_and_blocks, some_arr
 @pytest.fixture(autouse=True)
 def _shapes_of_the_fake(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sizes come from the checkpoint's architecture; the fake has none."""
-    monkeypatch.setattr(module, "expected_tensors", lambda config: config)
+    monkeypatch.setattr(module, "expected", lambda config: config)
 
 
 def checkpoint(**changed: Any) -> Any:

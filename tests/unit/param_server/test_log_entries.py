@@ -56,6 +56,10 @@ def test_a_ref_moves_when_a_worker_of_each_kind_is_ready_with_the_head() -> None
     assert not due_refs(history, ready[0], [card("decode", B)])
     assert not due_refs(history, ready[0], [card("decode", A, state="starting")])
     assert not due_refs(history, ready[0], [card("decode", A, state="draining")])
+    encoder = replace(card("prefill", A), embeds=True)
+    assert due_refs(history, [encoder], []) == {"stable": A}, "there is nothing to decode"
+    assert not due_refs(history, [replace(encoder, state="starting")], [])
+    assert not due_refs(history, [replace(encoder, roots=(B,))], ready[1])
 
 
 def test_a_ref_moves_for_a_decode_worker_that_needs_no_other() -> None:

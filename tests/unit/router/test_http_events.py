@@ -11,11 +11,11 @@ import pytest
 from pdbus.context import Deadline
 from pdbus.router.answer import Answer
 from pdbus.router.http_events import events
-from pdbus.router.models import Version
 from pdbus.router.openai_schema import Endpoint, GenerateRequest, parse_builtins
 from pdbus.router.output import ChoiceOutput, Delta
 from pdbus.router.prompts import Encoded
 from pdbus.router.telling import chunks
+from pdbus.router.version import Version
 
 TEXTS = ("a", '"', "\\", "\n\n", 'data: {"text":"."}', "ü\u2028🙂", "", "\x00\x7f", "z")
 

@@ -145,7 +145,7 @@ async def test_a_worker_that_does_not_answer_is_left_alone_for_a_while(
     assert len(calls) == kv_follower._MOST_TRIES
 
 
-@pytest.mark.parametrize("changed", [{"model": "another"}, {"service": "cache"}])
+@pytest.mark.parametrize("changed", [{"model": "another"}, {"service": "cache"}, {"embeds": True}])
 async def test_others_are_not_listened_to(index: KvFollower, told: Told, changed: dict[str, object], fleet: Fleet):
     await told.serve()
     await told.show(**changed)

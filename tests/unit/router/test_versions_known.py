@@ -13,8 +13,9 @@ from pdbus.context import Deadline, RequestContext
 from pdbus.errors import InvalidRequest, NotFound, Unavailable
 from pdbus.kv.prefix import page_keys
 from pdbus.messages.common import Digest
-from pdbus.router.models import Models, build_version
+from pdbus.router.models import Models
 from pdbus.router.placement import Kind
+from pdbus.router.version import build_version
 from tests.support.router_rig import until
 
 ROOTS = [version(number).root for number in range(2)]

@@ -67,6 +67,14 @@ def test_libraries_make_no_more_threads_than_the_process_may_use() -> None:
         assert plan.settings["OMP_NUM_THREADS"] == plan.settings.get("PDBUS_THREADS", "1")
 
 
+def test_an_encoder_has_nothing_to_decode_and_its_prefill_workers_have_the_cores() -> None:
+    for colocated in (False, True):
+        options = Options("minilm", "m", decode=3, prefill=2, embeds=True, colocated=colocated)
+        plans = _plans(options, cores=4)
+        assert {plan.service for plan in plans} == SERVICES - {"decode"}
+        assert [plan.settings["PDBUS_THREADS"] for plan in plans if plan.service == "prefill"] == ["2", "2"]
+
+
 def test_only_param_servers_are_told_where_the_checkpoint_is() -> None:
     for plan in _plans(Options("x.gguf", "m")):
         assert ("PDBUS_CHECKPOINT" in plan.settings) == (plan.service == "param_server")

@@ -1,0 +1,44 @@
+"""Who asks by HTTP, until when, and how: what the request's headers say."""
+
+from __future__ import annotations
+
+import re
+
+from aiohttp import web
+from opentelemetry import propagate
+from opentelemetry.context import Context
+
+from pdbus.context import Deadline, RequestContext
+from pdbus.errors import InvalidRequest
+from pdbus.router.cache_control import CacheControl
+from pdbus.router.frontend import Caller
+
+DEFAULT_TIMEOUT_S = 120.0
+
+
+def caller_of(http: web.Request, asked_s: float | None) -> Caller:
+    """`asked_s`: the timeout that the body names. Raises InvalidRequest that names the header."""
+    timeout_s = asked_s or DEFAULT_TIMEOUT_S
+    header = http.headers.get("X-Request-Timeout-Ms")
+    if header is not None:
+        if not re.fullmatch(r"[1-9][0-9]{0,8}", header):
+            raise InvalidRequest("X-Request-Timeout-Ms must be a number of milliseconds", param="X-Request-Timeout-Ms")
+        timeout_s = min(int(header) / 1e3, asked_s or float(header))
+    key = http.headers.get("Idempotency-Key")
+    if key is not None and not _is_text(key):
+        raise InvalidRequest("Idempotency-Key must be UTF-8", param="Idempotency-Key")
+    session = http.headers.get("X-Session-Id")
+    if session is not None and not _is_text(session):
+        raise InvalidRequest("X-Session-Id must be UTF-8", param="X-Session-Id")
+    cache = CacheControl.parse(http.headers.get("Cache-Control", ""))
+    return Caller(RequestContext(Deadline.after(timeout_s)), cache, key, session)
+
+
+def trace_of(http: web.Request) -> Context:
+    """The caller's trace context."""
+    return propagate.extract({name.lower(): value for name, value in http.headers.items() if _is_text(value)})
+
+
+def _is_text(value: str) -> bool:
+    """Bytes of a header that are no UTF-8 arrive as lone surrogates."""
+    return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)

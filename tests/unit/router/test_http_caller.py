@@ -1,0 +1,50 @@
+"""What a request's headers say of its caller."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from aiohttp import web
+from multidict import CIMultiDict
+
+from pdbus.errors import InvalidRequest
+from pdbus.router.frontend import Caller
+from pdbus.router.http_caller import DEFAULT_TIMEOUT_S, caller_of, trace_of
+
+
+def request(headers: dict[str, str]) -> web.Request:
+    """aiohttp's own stand-ins take no bytes that are no text."""
+    return cast(web.Request, SimpleNamespace(headers=CIMultiDict(headers)))
+
+
+def told(headers: dict[str, str], asked_s: float | None = None) -> Caller:
+    return caller_of(request(headers), asked_s)
+
+
+def test_a_caller_that_says_nothing() -> None:
+    caller = told({})
+    assert (caller.session, caller.idempotency_key, caller.cache.read, caller.cache.store) == (None, None, True, True)
+    assert DEFAULT_TIMEOUT_S - 1 < caller.ctx.deadline.remaining_s <= DEFAULT_TIMEOUT_S
+
+
+def test_a_caller_s_session_key_and_cache() -> None:
+    caller = told({"X-Session-Id": "sitzung-ä", "Idempotency-Key": "k", "Cache-Control": "no-store"})
+    assert (caller.session, caller.idempotency_key, caller.cache.store) == ("sitzung-ä", "k", False)
+
+
+@pytest.mark.parametrize("name", ["X-Session-Id", "Idempotency-Key"])
+def test_bytes_that_are_no_text_are_refused_by_the_header_s_name(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="must be UTF-8") as refused:
+        told({name: "a\udcff"})
+    assert refused.value.param == name
+
+
+@pytest.mark.parametrize(("asked_s", "header", "most_s"), [(None, "2000", 2), (1.0, "2000", 1), (3.0, "2000", 2)])
+def test_the_earlier_deadline_counts(asked_s: float | None, header: str, most_s: float) -> None:
+    assert most_s - 1 < told({"X-Request-Timeout-Ms": header}, asked_s).ctx.deadline.remaining_s <= most_s
+
+
+def test_a_header_that_is_no_text_leaves_the_trace_alone() -> None:
+    assert not trace_of(request({"X-Any": "\udcff"}))
