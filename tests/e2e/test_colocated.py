@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -41,6 +42,12 @@ async def test_in_int8_to_the_token_and_a_worker_that_is_killed_costs_none(tmp_p
         handed_over = await alone(apart, PROMPTS[:3])
     with colocated(tmp_path / "whole", "--decode", "2", *INT8) as whole:
         assert [one.ids for one in await together(whole, PROMPTS[:3])] == [one.ids for one in handed_over]
+        cached = 0
+        async with asyncio.timeout(60):  # whoever of the two has read it is asked again, once the burst is over
+            while cached < 32:
+                again = await alone(whole, PROMPTS[:3])
+                assert [one.ids for one in again] == [one.ids for one in handed_over]
+                cached = min(one.cached_tokens for one in again)
         assert not any(name.startswith("prefill") for name in whole.pids())
         body = {"model": whole.model, "prompt": PROMPTS[5], "max_tokens": 120, "temperature": 0, "ignore_eos": True}
         expected = await _text(whole, body, None)

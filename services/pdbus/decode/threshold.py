@@ -20,6 +20,8 @@ _START_TOKENS = 32
 always something to measure."""
 _FURTHER = 2
 """Times the longest prompt that was read here lately: so far its time is believed to be known."""
+_TRY_EVERY = 32
+"""After so many hand-overs with no prompt read here between them, one is: what is never tried is never known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +41,17 @@ class Threshold:
         self._page_tokens, self._most_tokens, self._colocated = page_tokens, most_tokens, colocated
         self._local: deque[tuple[int, float]] = deque(maxlen=_LAST)
         self._remote: deque[tuple[int, float]] = deque(maxlen=_LAST)
+        self._untried = 0
 
     def local(self, tokens: int, taken_s: float) -> None:
         """So many tokens were computed here before a first new one."""
         self._local.append((tokens, taken_s))
+        self._untried = 0
 
     def handed_over(self, tokens: int, taken_s: float) -> None:
         """So many were computed elsewhere; from the reservation to the final frame."""
         self._remote.append((tokens, taken_s))
+        self._untried += 1
 
     def tokens(self, backlog: int) -> int:
         """A prompt of which at most this many are to be computed is to be read here, behind `backlog` tokens of others
@@ -56,6 +61,8 @@ class Threshold:
         return max(self._alone() - backlog, 0)
 
     def _alone(self) -> int:
+        if self._untried >= _TRY_EVERY:
+            return self._most_tokens
         least = min(_START_TOKENS, self._most_tokens)
         if not self._local or not self._remote:
             return least

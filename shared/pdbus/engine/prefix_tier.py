@@ -53,16 +53,16 @@ class PrefixTier:
         """Whether to look for so many pages, or to compute them at once."""
         return bool(self._fleet.live("cache")) and self.rates.worth_asking(pages)
 
-    async def fill(self, sequence: Sequence, cached: int, begin: Begin) -> int:
+    async def fill(self, sequence: Sequence, cached: int, begin: Begin, *, decided: bool = False) -> int:
         """Fills the sequence's full pages after its first `cached` tokens, as far as they are found without a gap and
         reading them pays.
 
         Returns the tokens filled. The sequence must not be ready; the last token is always left to be computed.
         `begin` is called at most once, where computing the rest can begin already: with what will be returned, unless
-        a node fails."""
+        a node fails. `decided`: that it is worth asking has been found already."""
         first = cached // self._page_tokens
         keys = sequence.keys[first : (len(sequence.tokens) - 1) // self._page_tokens]
-        if not self.worth_asking(len(keys)):
+        if not keys or not (decided or self.worth_asking(len(keys))):
             return 0
         started_s = time.monotonic()
         filled = 0

@@ -66,8 +66,9 @@ class Prompt:
     def submit(self) -> None:
         """Hands the sequence to the engine. It needs no word from here before it computes where nothing can be read
         from the lower tiers, and nobody has to know first what was found."""
-        missing = len(self.sequence.keys) - self._core.pages.matching(self.sequence.keys)
-        self.sequence.ready = not self.sequence.handoff and not self._tier.worth_asking(missing)
+        if not self.sequence.handoff:
+            keys = self.sequence.keys[: (len(self.sequence.tokens) - 1) // self._core.pool.format.page_tokens]
+            self.sequence.ready = not self._tier.worth_asking(len(keys) - self._core.pages.matching(keys))
         self._core.submit(self.sequence)
 
     def started(self, event: Started) -> None:
@@ -88,7 +89,8 @@ class Prompt:
     async def fill(self) -> int:
         """Reads what the lower tiers have, and lets the engine compute the rest. Returns `cached`."""
         if not self.sequence.ready:
-            filled = await self._tier.fill(self.sequence, self._shared, self._begin)
+            decided = not self.sequence.handoff
+            filled = await self._tier.fill(self.sequence, self._shared, self._begin, decided=decided)
             if filled != self._filled or not filled:
                 self._filled, self._resumed_s = filled, time.monotonic()
             self._core.resume(self.sequence, self.cached)

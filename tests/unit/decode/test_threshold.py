@@ -52,6 +52,18 @@ def test_it_goes_no_further_than_twice_what_was_tried() -> None:
     assert found == [32, 64, 128, 256, 512, 512]
 
 
+def test_where_all_prompts_are_longer_one_is_tried_now_and_then() -> None:
+    threshold = Threshold(PAGE, MOST)
+    tried = []
+    for number in range(200):
+        if threshold.tokens(0) >= 300:
+            tried.append(number)
+            threshold.local(300, 3.0)
+        else:
+            threshold.handed_over(300, 0.3)
+    assert 3 <= len(tried) <= 8
+
+
 def test_it_follows_a_change_of_load() -> None:
     threshold = learned((5, 1.0), (15, 1.0), rounds=8)
     for tokens in [16, 128, 400] * 5:

@@ -30,6 +30,14 @@ def test_a_stack_can_do_without_cache_nodes() -> None:
     assert cli.parser().parse_args(["up", "--cache-nodes", "0"]).cache_nodes == 0
 
 
+def test_colocated_workers_and_prefill_workers_exclude_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["up", "--colocated", "--prefill", "2", "--model", "x.gguf", "--data", str(tmp_path)]
+    assert cli.main(given) == 1
+    assert "--prefill" in capsys.readouterr().err
+
+
 def test_chat_says_at_once_that_nothing_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
