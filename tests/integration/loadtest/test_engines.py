@@ -130,15 +130,17 @@ def test_quality_holds_every_precision_against_fp32(tiny: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # four stacks, two of them at once
 def test_tiers_finds_a_warm_prefix(tiny: Path, tmp_path: Path) -> None:
     report = tmp_path / "tiers.json"
-    arguments = ["tiers", "--tokens", "256", "--samples", "1", "--rounds", "1", "--sessions", "2"]
+    arguments = ["tiers", "--tokens", "256", "--samples", "1", "--rounds", "1", "--sessions", "2", "--pairs", "1"]
     assert main([*arguments, "--model", str(tiny), "--json", str(report)]) == 0
     found = json.loads(report.read_text())
     assert set(found["tiers"]) == {"cold", "L1", "L2", "L3"}
     assert found["tiers"]["cold"]["cached_tokens"] == 0
     assert found["tiers"]["L1"]["cached_tokens"] == 256
     assert found["trace"]["hit"] > 0.9
+    assert min(found["cold"]["with_nodes_ms"], found["cold"]["without_ms"]) > 0
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def test_byte_level_equals_decoding_at_once(ids: list[int]):
     assert "".join(_pieces(BYTE_LEVEL, ids)) == BYTE_LEVEL.decode(ids, skip_special_tokens=True)
 
 
-@given(st.text(max_size=20))
+@given(st.text(max_size=20).filter(lambda text: "<|" not in text))  # special tokens are not shown
 def test_characters_come_whole(text: str):
     ids = BYTE_LEVEL.encode(text, add_special_tokens=False).ids
     pieces = _pieces(BYTE_LEVEL, ids)
