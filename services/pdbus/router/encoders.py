@@ -40,14 +40,14 @@ class Encoders:
 
     async def compute_class(self, root: Digest, deadline: Deadline) -> str:
         """That of the most workers that hold the version. Raises Unavailable where there are none for some seconds."""
-        if not self._workers.encoders(root):
+        if not self._workers.encoders(root, or_load=True):
             try:
                 await self._workers.fleet.wait_for(
-                    lambda _: bool(self._workers.encoders(root)), deadline.within(_NO_WORKER_S)
+                    lambda _: bool(self._workers.encoders(root, or_load=True)), deadline.within(_NO_WORKER_S)
                 )
             except DeadlineExceeded:
                 deadline.check("a worker was there")
-        counted = Counter(card.compute_class for card in self._workers.encoders(root))
+        counted = Counter(card.compute_class for card in self._workers.encoders(root, or_load=True))
         if not counted:
             raise Unavailable("no prefill worker serves this version", retry_after_s=2.0)
         return max(counted, key=lambda name: (counted[name], name))
@@ -59,7 +59,7 @@ class Encoders:
 
         Raises DeadlineExceeded, Unavailable where workers of other classes only are there, what can't be retried."""
         vectors = [b""] * len(texts)
-        at_once = asyncio.Semaphore(_PIECES_PER_WORKER * max(len(self._workers.encoders(root)), 1))
+        at_once = asyncio.Semaphore(_PIECES_PER_WORKER * max(len(self._workers.encoders(root, or_load=True)), 1))
 
         async def compute(places: list[int]) -> None:
             async with at_once:
@@ -98,10 +98,10 @@ class Encoders:
 
     async def _choose(self, root: Digest, compute_class: str, avoid: frozenset[str], deadline: Deadline) -> Card:
         """The least loaded one; `avoid`: only if there are no others."""
-        found = self._workers.encoders(root)
+        found = self._workers.encoders(root, or_load=True)
         if not found:
             await self.compute_class(root, deadline)
-            found = self._workers.encoders(root)
+            found = self._workers.encoders(root, or_load=True)
         same = [card for card in found if card.compute_class == compute_class]
         if not same:
             raise Unavailable("the workers of this version compute in another way now", retry_after_s=1.0)

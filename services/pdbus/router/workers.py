@@ -49,16 +49,17 @@ class Workers:
 
     def pair(self, root: Digest, wanted: Wanted) -> Pair | None:
         """Workers that hold `root` and understand each other, or None."""
-        prefills, decodes = self._usable("prefill", root), self._usable("decode", root)
+        prefills, decodes = (self._usable(service, root) or self._able(service) for service in ("prefill", "decode"))
         return choose_pair(wanted, prefills, decodes, self._loads, self._matching, self._rng)
 
     def kind(self, root: Digest) -> Kind | None:
         """What requests of this root are computed by just now; None if nobody serves it."""
         return choose_kind(self._usable("prefill", root), self._usable("decode", root))
 
-    def encoders(self, root: Digest) -> list[Card]:
-        """The prefill workers that embed texts on `root`."""
-        return [card for card in self._usable("prefill", root) if card.embeds]
+    def encoders(self, root: Digest, *, or_load: bool = False) -> list[Card]:
+        """The prefill workers that embed texts on `root`. `or_load`: where none does, those that could load it."""
+        found = self._usable("prefill", root) or (self._able("prefill") if or_load else [])
+        return [card for card in found if card.embeds]
 
     def gone(self, worker: str, incarnation: str | None = None) -> bool:
         """Dead, or restarted since it was `incarnation`: what it held is lost."""
@@ -83,3 +84,8 @@ class Workers:
 
     def _usable(self, service: str, root: Digest) -> list[Card]:
         return usable(self.fleet.live(service), self._model, root)
+
+    def _able(self, service: str) -> list[Card]:
+        """Those that serve at all: a version that no ref names any more is loaded by whoever is asked for it."""
+        cards = self.fleet.live(service)
+        return [card for card in cards if card.state == "ready" and card.model == self._model and card.roots]
