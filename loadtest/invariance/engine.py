@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from loadtest.peers.checkpoint_source import CheckpointSource
+from loadtest.tickets import greedy_ticket
 from pdbus.context import Deadline
 from pdbus.engine.core import Core
 from pdbus.engine.scheduler import Limits
@@ -23,7 +23,7 @@ from pdbus.engine.version import Version, load
 from pdbus.kv.format import PageFormat
 from pdbus.kv.prefix import PageKey, page_keys
 from pdbus.kv.swap_file import SwapFile
-from pdbus.messages.common import Sampling, Ticket
+from pdbus.messages.common import Ticket
 from pdbus.model.backend import Backend
 from pdbus.model.backends import BackendOptions, open_backend
 from pdbus.model.checkpoint import Checkpoint
@@ -77,25 +77,10 @@ class Running:
 
     def sequence(self, prompt: Sequence[int], new_tokens: int, **fields: Any) -> EngineSequence:
         """Of greedy sampling. `fields`: of the Sequence, besides ticket and version."""
-        ticket = Ticket(
-            request_id=str(next(self._numbers)),
-            choice=0,
-            attempt=1,
-            router="",
-            model="",
-            root=self.engine.version.root,
-            tenant="",
-            salt=b"",
-            prompt=tuple(prompt),
-            delivered=(),
-            sampling=Sampling(temperature=0.0),
-            seed=0,
-            max_tokens=new_tokens,
-            stop_ids=(),
-            deadline_ns=time.time_ns() + int(_ANSWER_S * 1e9),
-        )
+        deadline = Deadline.after(_ANSWER_S)
+        ticket = greedy_ticket(next(self._numbers), self.engine.version.root, prompt, new_tokens, deadline)
         known = {"hold": self.core.pages.hold()} | fields
-        return EngineSequence(ticket, self.engine.version, Deadline.after(_ANSWER_S), **known)
+        return EngineSequence(ticket, self.engine.version, deadline, **known)
 
     async def answer(
         self,

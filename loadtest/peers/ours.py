@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +11,12 @@ from loadtest.peers.base import Clock, Prompts, Sources, Timing, Unusable, Weigh
 from loadtest.peers.checkpoint_source import CheckpointSource
 from loadtest.peers.folder import shape
 from loadtest.peers.precision import options_of, reads
+from loadtest.tickets import greedy_ticket
 from pdbus.context import Deadline
 from pdbus.engine.core import Core
 from pdbus.engine.scheduler import Limits
 from pdbus.engine.sequence import Ended, Event, Produced, Sequence
 from pdbus.engine.version import Version, load
-from pdbus.messages.common import Sampling, Ticket
 from pdbus.model.backend import Backend
 from pdbus.model.backends import BackendOptions, open_backend
 from pdbus.model.checkpoint import open_checkpoint
@@ -87,24 +86,9 @@ class _Engine:
         return watch.clock.timing(watch.ids)
 
     def _sequence(self, core: Core, number: int, prompt: Collection[int], new_tokens: int) -> Sequence:
-        ticket = Ticket(
-            request_id=str(number),
-            choice=0,
-            attempt=1,
-            router="",
-            model="",
-            root=self._version.root,
-            tenant="",
-            salt=b"",
-            prompt=tuple(prompt),
-            delivered=(),
-            sampling=Sampling(temperature=0.0),
-            seed=0,
-            max_tokens=new_tokens,
-            stop_ids=(),
-            deadline_ns=time.time_ns() + int(_ANSWER_S * 1e9),
-        )
-        return Sequence(ticket, self._version, Deadline.after(_ANSWER_S), core.pages.hold())
+        deadline = Deadline.after(_ANSWER_S)
+        ticket = greedy_ticket(number, self._version.root, prompt, new_tokens, deadline)
+        return Sequence(ticket, self._version, deadline, core.pages.hold())
 
 
 @dataclass(frozen=True)

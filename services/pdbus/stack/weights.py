@@ -22,10 +22,8 @@ from pdbus.stack.view import wide_console
 from pdbus.stack.weights_log import short, when
 from pdbus.weights.history import History, Version
 
-_LOG_S = 5.0
 _PUSH_S = 600.0
 _MOVE_S = 60.0
-_SHORT = 12
 _FINGERPRINT = "root-"
 """An answer's `system_fingerprint` is this and the digits of its root."""
 
