@@ -18,6 +18,8 @@ from typing import Any, Self
 
 from loadtest.memory import peak_bytes
 
+APART = ("--prefill", "1")
+"""Prefill and decode in processes of their own, on whatever machine."""
 _READY_S = 180.0
 """Far above the promised 20 s: the machine may be busy, and the promise has a test of its own."""
 _END_S = 40.0

@@ -98,7 +98,7 @@ def rows(
             [row] = entry.arguments
             weights = reads(row, Shape.of(prompts.config))
             subjects.append(ProcessSubject(name, sys.executable, sources, given.threads))
-            stacks = {f"{name}, whole stack": False, f"{name}, colocated stack": True}
+            stacks = {f"{name}, stack, apart": False, f"{name}, stack, colocated": True}
             subjects += [
                 StackSubject(stack, checkpoint, OURS[row].options, weights, colocated)
                 for stack, colocated in stacks.items()

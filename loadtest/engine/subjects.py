@@ -15,7 +15,7 @@ from loadtest.engine.rounds import Running
 from loadtest.memory import peak_bytes
 from loadtest.peers.base import Prompts, Sources, Timing, Unusable, Weights
 from loadtest.peers.remote import prepare, serving
-from loadtest.stack import Refused, Stack, stack
+from loadtest.stack import APART, Refused, Stack, stack
 from pdbus.model.backends import BackendOptions
 
 
@@ -51,7 +51,7 @@ class StackSubject:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Running]:
         asked = ["--precision", self.options.precision, "--kv-dtype", self.options.kv_dtype]
-        asked += ["--colocated"] if self.colocated else []
+        asked += ["--colocated"] if self.colocated else APART
         env = {"PDBUS_ENGINE": self.options.engine}
         try:
             async with stack("--model", str(self.checkpoint), *asked, env=env) as running, session() as http:

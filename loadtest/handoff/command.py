@@ -21,7 +21,7 @@ from loadtest.peers.base import Shape
 from loadtest.prompts import Prompts
 from loadtest.router.flood import flood
 from loadtest.router.rig import MODEL, rig
-from loadtest.stack import stack
+from loadtest.stack import APART, stack
 
 _STEP_S = 0.02
 _WAY_S = 6.0
@@ -65,7 +65,7 @@ async def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _wire(prompts: Prompts, tokens: int, up: Sequence[str]) -> dict[str, float]:
-    async with stack(*up) as running, session() as http, kv_traffic(running.nats_url) as traffic:
+    async with stack(*up, *APART) as running, session() as http, kv_traffic(running.nats_url) as traffic:
         await one(http, running, prompts.draw("wire", tokens), 2)
     ratio = wire_ratio(traffic.payload_bytes, tokens, Shape.of(prompts.config))
     return {"bytes": traffic.payload_bytes, "frames": traffic.frames, "ratio_to_fp16": ratio}

@@ -10,9 +10,9 @@ from loadtest.asking import one
 from loadtest.client import session
 from loadtest.handoff.summary import Moments, moments
 from loadtest.prompts import Prompts
-from loadtest.stack import Refused, stack
+from loadtest.stack import APART, Refused, stack
 
-MODES: dict[str, tuple[str, ...]] = {"disaggregated": (), "colocated": ("--colocated",)}
+MODES: dict[str, tuple[str, ...]] = {"disaggregated": APART, "colocated": ("--colocated",)}
 NEW_TOKENS = 24
 
 

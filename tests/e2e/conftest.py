@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.support.otlp import Receiver, otlp_receiver
-from tests.support.stack import FP32, Stack, running_stack
+from tests.support.stack import APART, FP32, Stack, running_stack
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +22,7 @@ def traces() -> Iterator[Receiver]:
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory, traces: Receiver) -> Iterator[Stack]:
     env = {**FP32, "OTEL_EXPORTER_OTLP_ENDPOINT": traces.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "200"}
-    with running_stack(tmp_path_factory.mktemp("stack"), env=env) as running:
+    with running_stack(tmp_path_factory.mktemp("stack"), *APART, env=env) as running:
         yield running
 
 

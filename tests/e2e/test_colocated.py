@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from tests.support.equal_text import PROMPTS, alone, assert_equal_text, together
-from tests.support.stack import FP32, Stack, running_stack
+from tests.support.stack import APART, FP32, Stack, running_stack
 
 INT8 = ("--precision", "int8", "--kv-dtype", "int8")
 
@@ -38,7 +38,7 @@ async def test_the_same_text_as_with_a_hand_over(stack: Stack, tmp_path: Path) -
 
 @pytest.mark.timeout(400)
 async def test_in_int8_to_the_token_and_a_worker_that_is_killed_costs_none(tmp_path: Path) -> None:
-    with running_stack(tmp_path / "apart", *INT8) as apart:
+    with running_stack(tmp_path / "apart", *APART, *INT8) as apart:
         handed_over = await alone(apart, PROMPTS[:3])
     with colocated(tmp_path / "whole", "--decode", "2", *INT8) as whole:
         assert [one.ids for one in await together(whole, PROMPTS[:3])] == [one.ids for one in handed_over]

@@ -25,7 +25,7 @@ from pdbus.model.native_llama import NativeLlama
 from pdbus.model.sampler import token_logprob
 from tests.support.equal_text import PROMPTS
 from tests.support.llama import Runner
-from tests.support.stack import Stack, running_stack
+from tests.support.stack import APART, Stack, running_stack
 
 TOKENS = 24
 TOP = 3
@@ -75,13 +75,13 @@ def _alone(model: NativeLlama, prompt: list[int]) -> Answer:
 
 @pytest.fixture(scope="module")
 def default(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("default")) as running:
+    with running_stack(tmp_path_factory.mktemp("default"), *APART) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def small_chunks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("chunks"), env={"PDBUS_CHUNK_TOKENS": "16"}) as running:
+    with running_stack(tmp_path_factory.mktemp("chunks"), *APART, env={"PDBUS_CHUNK_TOKENS": "16"}) as running:
         yield running
 
 

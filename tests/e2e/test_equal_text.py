@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.equal_text import PROMPTS, alone, assert_equal_text, together
-from tests.support.stack import FP32, Stack, running_stack
+from tests.support.stack import APART, FP32, Stack, running_stack
 
 
 @pytest.fixture(scope="module")
 def small_chunks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("chunks"), env={**FP32, "PDBUS_CHUNK_TOKENS": "16"}) as running:
+    with running_stack(tmp_path_factory.mktemp("chunks"), *APART, env={**FP32, "PDBUS_CHUNK_TOKENS": "16"}) as running:
         yield running
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdbus.errors import InvalidRequest, PdbusError
+from pdbus.errors import PdbusError
 from pdbus.settings import load
+from pdbus.stack.plan import FEW_CORES
 from pdbus.stack.settings import StackSettings
 from pdbus.stack.weights_cli import add_weights
 
@@ -62,7 +63,13 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument(
         "--colocated", action="store_true", help="decode workers read all prompts themselves: no prefill workers"
     )
-    for flag in ("prefill", "decode", "param-servers", "cache-nodes", "routers"):
+    up.add_argument(
+        "--prefill",
+        type=_count,
+        metavar="N",
+        help=f"processes (default: 1; on up to {FEW_CORES} cores --colocated)",
+    )
+    for flag in ("decode", "param-servers", "cache-nodes", "routers"):
         kind = _count_or_none if flag == "cache-nodes" else _count
         up.add_argument(f"--{flag}", type=kind, default=1, metavar="N", help="processes (default: %(default)s)")
     _data(up)
@@ -123,11 +130,11 @@ def _up(given: argparse.Namespace, settings: StackSettings) -> int:
     from rich.console import Console
 
     from pdbus.model.default import default_checkpoint
-    from pdbus.stack.plan import Options, resolve_checkpoint
+    from pdbus.runtime.cores import usable_cores
+    from pdbus.stack.plan import Options, layout, resolve_checkpoint
     from pdbus.stack.up import up
 
-    if given.colocated and given.prefill > 1:
-        raise InvalidRequest("--colocated has no prefill workers: leave --prefill out")
+    prefill, colocated = layout(given.prefill, given.colocated, usable_cores())
     options = Options(
         checkpoint=resolve_checkpoint(given.model) if given.model else str(default_checkpoint()),
         model=given.name,
@@ -138,9 +145,9 @@ def _up(given: argparse.Namespace, settings: StackSettings) -> int:
         routers=given.routers,
         param_servers=given.param_servers,
         cache_nodes=given.cache_nodes,
-        prefill=given.prefill,
+        prefill=prefill,
         decode=given.decode,
-        colocated=given.colocated,
+        colocated=colocated,
     )
     return up(options, given.data or settings.data, settings, Console())
 

@@ -6,10 +6,16 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pdbus.errors import InvalidRequest
 from pdbus.stack.folder import Folder
 
 STOP_ORDER = (("router", "invalidator"), ("prefill", "decode"), ("cache", "param_server"))
 """Who is stopped together: first those that others' work comes from, last those that it rests on."""
+
+
+FEW_CORES = 2
+"""With no more, prefill and decode apart only take turns on them, and the hand-over comes on top: colocated workers
+were faster in all that was measured there (README, Figures)."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,15 @@ def processes(
     return [plan(service, n, **more) for service, count, more in counted for n in range(1, count + 1)] + [
         router(n) for n in range(1, options.routers + 1)
     ]
+
+
+def layout(prefill: int | None, colocated: bool, cores: int) -> tuple[int, bool]:
+    """How many prefill workers, and whether decode workers read all prompts instead; `prefill`: None where not asked.
+
+    Raises InvalidRequest where both are asked for."""
+    if colocated and prefill is not None:
+        raise InvalidRequest("--colocated has no prefill workers: leave --prefill out")
+    return prefill or 1, colocated or (prefill is None and cores <= FEW_CORES)
 
 
 def resolve_checkpoint(model: str) -> str:

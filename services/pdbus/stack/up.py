@@ -110,7 +110,7 @@ async def _serve(
         gone = left_behind(run_file.folder.of_model(options.model), {plan.id for plan in plans})
         await first(_start(bus, options.model, gone, launcher), launcher.failed())
         stop.starting = False
-        _greet(view, run_file, options.embeds)
+        _greet(view, run_file, options)
         await first(stop.requested.wait(), launcher.failed())
         view.say("stopping (once more to stop at once)")
 
@@ -132,13 +132,16 @@ def _command(folder: Folder, command: str) -> str:
     return shlex.join(words if folder.path == Folder(None).path else [*words, "--data", str(folder.path)])
 
 
-def _greet(view: View, run_file: RunFile, embeds: bool) -> None:
+def _greet(view: View, run_file: RunFile, options: Options) -> None:
+    embeds = options.embeds
     url, model = run_file.run.url, run_file.run.model
     endpoint = "embeddings" if embeds else "chat/completions"
     asked = {"input": "Say hello."} if embeds else {"messages": [{"role": "user", "content": "Say hello."}]}
     body = json.dumps({"model": model, **asked})
     curl = f"curl {url}/v1/{endpoint} -H 'content-type: application/json' -d '{escape(body)}'"
     view.say(f"\n[bold]{escape(model)}[/] is served at [bold]{url}[/] (logs: {escape(str(run_file.folder.logs))})")
+    if options.colocated and not embeds:
+        view.say("prompts are read by the decode workers (colocated); --prefill N gives them workers of their own")
     if embeds:
         view.say(f"try:    {curl}")
     else:

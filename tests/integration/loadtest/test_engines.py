@@ -63,11 +63,11 @@ def test_engine_compares_us_with_a_peer(tiny: Path, tmp_path: Path, capsys: pyte
         main([*arguments, "--threads", "1", "--model", str(tiny), "--cache", str(tmp_path), "--json", str(report)]) == 0
     )
     found = json.loads(report.read_text())
-    ours = {"pdbus fp32", "pdbus fp32, whole stack", "pdbus fp32, colocated stack"}
+    ours = {"pdbus fp32", "pdbus fp32, stack, apart", "pdbus fp32, stack, colocated"}
     assert set(found["medians"]) == {*ours, "transformers fp32"}
     assert found["ratio_to_best"]["pdbus fp32"]["decode@32"] > 0
     assert found["bandwidth_bytes_per_s"] > 1e8
-    assert "pdbus fp32, whole stack ÷ best peer" in capsys.readouterr().out
+    assert "pdbus fp32, stack, apart ÷ best peer" in capsys.readouterr().out
 
 
 def test_router_measures_real_routers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

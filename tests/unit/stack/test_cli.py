@@ -29,7 +29,7 @@ def test_what_is_no_number_of_these_is_refused(arguments: list[str], capsys: pyt
 def test_colocated_workers_and_prefill_workers_exclude_each_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["up", "--colocated", "--prefill", "2", "--model", "x.gguf", "--data", str(tmp_path)]
+    given = ["up", "--colocated", "--prefill", "1", "--model", "x.gguf", "--data", str(tmp_path)]
     assert cli.main(given) == 1
     assert "--prefill" in capsys.readouterr().err
 

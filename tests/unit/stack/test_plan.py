@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdbus.stack.folder import Folder
-from pdbus.stack.plan import STOP_ORDER, Options, ProcessPlan, processes, resolve_checkpoint
+from pdbus.stack.plan import FEW_CORES, STOP_ORDER, Options, ProcessPlan, layout, processes, resolve_checkpoint
 
 SERVICES = {"router", "param_server", "prefill", "decode", "cache", "invalidator"}
 
@@ -54,6 +54,13 @@ def test_colocated_workers_read_all_prompts_and_have_the_cores_to_themselves() -
     decodes = [plan for plan in plans if plan.service == "decode"]
     assert [(plan.settings["PDBUS_COLOCATED"], plan.settings["PDBUS_THREADS"]) for plan in decodes] == [("1", "2")] * 2
     assert not any("PDBUS_COLOCATED" in plan.settings for plan in _plans(Options("x.gguf", "m")))
+
+
+@pytest.mark.parametrize("cores", [1, FEW_CORES, FEW_CORES + 1, 64])
+def test_few_cores_are_not_divided_between_prefill_and_decode_unless_that_is_asked_for(cores: int) -> None:
+    assert layout(None, False, cores) == (1, cores <= FEW_CORES)
+    assert layout(None, True, cores) == (1, True)
+    assert layout(3, False, cores) == (3, False)
 
 
 def test_only_engines_get_the_ledger_of_cores_and_only_where_there_is_one() -> None:
