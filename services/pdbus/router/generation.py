@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -67,6 +68,7 @@ class Generation:
             self.output.add((), (), "length")
             return
         retries = internal = 0
+        self.hub.retries.asked()
         failed: dict[str, PdbusError] = {}  # of late, by worker
         while True:
             pair = await self._pair(failed)
@@ -85,8 +87,7 @@ class Generation:
                 else:
                     failed.clear()
                 failure = error
-            if retries:
-                await self._back_off(retries, failure)
+            await self._back_off(retries, failure)
             retries += 1
 
     async def _try(self, attempt: Attempt) -> None:
@@ -159,7 +160,11 @@ class Generation:
         )
 
     async def _back_off(self, retries: int, failure: PdbusError) -> None:
-        wait_s = max(backoff_s(retries, self.rng), min(failure.retry_after_s or 0.0, 1.0) * self.rng.random())
+        """The first time at once: another worker is likely to be well."""
+        wait_s = self.hub.retries.take(time.monotonic())
+        if retries:
+            wait_s += max(backoff_s(retries, self.rng), min(failure.retry_after_s or 0.0, 1.0) * self.rng.random())
         if wait_s >= self.ctx.deadline.remaining_s:
+            self.hub.retries.put_back()
             raise DeadlineExceeded(f"no time is left for another attempt ({failure.message})")
         await asyncio.sleep(wait_s)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Self
 
+from pdbus.backoff import RetryBudget
 from pdbus.bus.bus import Bus
 from pdbus.messages.router import TokenFrame, TokenItem
 from pdbus.router.cancels import Cancels
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.25
+_RETRIES_PER_S = 20.0
+_RETRIES_AT_ONCE = 512.0
+"""A worker that dies leaves as many answers to be taken over as it had running and waiting: that is no storm."""
 
 
 class TokenHub:
@@ -35,6 +40,8 @@ class TokenHub:
         self.workers = workers
         self.cancels = cancels
         self.metrics = metrics
+        self.retries = RetryBudget(time.monotonic(), per_s=_RETRIES_PER_S, most=_RETRIES_AT_ONCE)
+        """Of all attempts after an answer's first."""
         self._bus = bus
         self._router = router
         self._attempts: dict[tuple[str, int], Attempt] = {}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeVar
 
-from pdbus.backoff import backoff_s
+from pdbus.backoff import RetryBudget, backoff_s
 from pdbus.bus.bus import Bus
 from pdbus.bus.bus import connect as connect_bus
 from pdbus.caching.feature_key import feature_name
@@ -32,8 +33,8 @@ DEFAULT_TIMEOUT_S = 120.0
 class Client:
     """Asks whichever router answers for `model` (NAME, NAME@REF or NAME@ROOT).
 
-    What can be retried is, with jittered backoff, until the request's timeout; under one idempotency key, so that a
-    repeated request gives the same answer.
+    What can be retried is, with jittered backoff and within a budget of all requests, until the request's timeout; under
+    one idempotency key, so that a repeated request gives the same answer.
 
     Bodies and answers are those of OpenAI's API, as dictionaries; `fields` are the body's other fields. All methods
     raise the errors of pdbus.errors.
@@ -46,6 +47,7 @@ class Client:
         self._to = INFER(model=self._name)
         self._timeout_s = timeout_s
         self._rng = random.Random()  # noqa: S311 - spreads retries
+        self._budget = RetryBudget(time.monotonic())
         self.weights = Weights(bus, self._name)
         """Updates and versions of the model. `connect` ends what it starts; else its `close` does."""
 
@@ -113,6 +115,7 @@ class Client:
 
     async def _call(self, to: To[Q, R], request: Q, ctx: RequestContext) -> R:
         retries = 0
+        self._budget.asked()
         while True:
             try:
                 return await self._bus.call(to, request, ctx)
@@ -124,6 +127,7 @@ class Client:
         ctx = RequestContext.after(timeout_s or self._timeout_s)
         request = InferRequest(endpoint, {"model": self._model, **body, "stream": False}, new_id())
         retries = 0
+        self._budget.asked()
         while True:
             try:
                 async with self._bus.stream(self._to, request, ctx) as replies:
@@ -147,6 +151,7 @@ class Client:
 
     async def _chunks(self, endpoint: Endpoint, body: Object, ctx: RequestContext) -> AsyncGenerator[Object, None]:
         key, resumed, retries = new_id(), Resumed(), 0
+        self._budget.asked()
         while True:
             if resumed.fingerprint is not None:  # the rest has to come from the version that the beginning came from
                 body = {**body, "model": f"{self._name}@{resumed.fingerprint}"}
@@ -166,8 +171,12 @@ class Client:
 
     async def _back_off(self, error: PdbusError, retries: int, ctx: RequestContext) -> None:
         """Raises `error` where repeating can't help or no time is left."""
+        if not error.retryable:
+            raise error
         wait_s = max(backoff_s(retries, self._rng), (error.retry_after_s or 0.0) * self._rng.uniform(0.5, 1.0))
-        if not error.retryable or wait_s >= ctx.deadline.remaining_s:
+        wait_s += self._budget.take(time.monotonic())
+        if wait_s >= ctx.deadline.remaining_s:
+            self._budget.put_back()
             raise error
         await asyncio.sleep(wait_s)
 
