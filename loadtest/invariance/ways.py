@@ -118,14 +118,18 @@ class Ways:
         return [Answer(f.ids + r.ids, f.logits + r.logits) for f, r in zip(firsts, rests, strict=True)]
 
     async def _preempted(self) -> Found:
-        """All at once in a pool with room for the prompts and little more: some wait in the swap file meanwhile."""
-        page_format = self.engine.page_format
-        pages = sum(page_format.pages_for(len(prompt) + 1) for prompt in self.prompts) + 1
-        with SwapFile(None, pages * page_format.page_bytes, page_format.page_bytes) as swap:
-            async with self.engine.running(pages, LARGE_CHUNK, swap) as running:
-                asked = [running.sequence(prompt, self.new_tokens) for prompt in self.prompts]
-                answers = await asyncio.gather(*map(running.answer, asked))
-                return "preempted, and back from the swap file", answers, running.most_preempted > 0
+        """Two at a time in a pool with room for their prompts and hardly more: the first one that fills its last page
+        sends the other into the swap file."""
+        page_format, answers, preempted = self.engine.page_format, [], 0
+        for at in range(0, len(self.prompts), 2):
+            pair = self.prompts[at : at + 2]
+            pages = sum(page_format.pages_for(len(prompt) + 1) for prompt in pair)
+            with SwapFile(None, pages * page_format.page_bytes, page_format.page_bytes) as swap:
+                async with self.engine.running(pages, LARGE_CHUNK, swap) as running:
+                    asked = [running.sequence(prompt, self.new_tokens) for prompt in pair]
+                    answers += await asyncio.gather(*map(running.answer, asked))
+                    preempted += running.most_preempted
+        return "preempted, and back from the swap file", answers, preempted > 0
 
     def _pages(self) -> int:
         """Enough for all at once, each with a page to spare."""
