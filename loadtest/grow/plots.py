@@ -23,7 +23,7 @@ def _plot(curve: Curve, path: Path) -> Path:
     axes = figure.add_subplot()
     xs, ys = zip(*curve.points, strict=True)
     dots = [(x, y) for x, values in curve.samples.items() for y in values]
-    axes.scatter(*zip(*dots, strict=True), s=12, alpha=0.4)
+    axes.scatter([x for x, _ in dots], [y for _, y in dots], s=12, alpha=0.4)
     axes.plot(xs, ys, marker="o", label="median")
     axes.plot(xs, [ys[0] * x / xs[0] for x in xs], linestyle="--", color="grey", label="in proportion to the first")
     growth = "" if math.isnan(curve.exponent) else f" ~ x^{curve.exponent:.2f}"

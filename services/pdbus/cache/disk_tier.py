@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -108,18 +108,20 @@ class DiskTier:
         self._read_s = time.monotonic()
         entry.segment.will_need(entry.offset, entry.head)
 
-    async def read(self, entry: DiskEntry) -> bytes | None:
-        """The entry's value as stored. None where it is damaged: it is deleted then, or was meanwhile."""
-        try:
-            value = await asyncio.to_thread(_copied, self.disk, entry)
-        except Corrupt as error:
-            log.warning("%s: it is given up", error.message)
-            if not entry.void:
-                self.disk.delete([entry.key])
-            self._reads.add(1, {"outcome": "damaged"})
-            return None
-        self._reads.add(1, {"outcome": "hit"})
-        return None if entry.void else value
+    async def read(self, entries: Sequence[DiskEntry]) -> list[bytes | None]:
+        """Their values as stored. None where one is damaged: it is deleted then, or was meanwhile."""
+        found: list[bytes | None] = []
+        for entry, value in zip(entries, await asyncio.to_thread(_copied, self.disk, entries), strict=True):
+            if isinstance(value, Corrupt):
+                log.warning("%s: it is given up", value.message)
+                if not entry.void:
+                    self.disk.delete([entry.key])
+                self._reads.add(1, {"outcome": "damaged"})
+                found.append(None)
+            else:
+                self._reads.add(1, {"outcome": "hit"})
+                found.append(None if entry.void else value)
+        return found
 
     async def drain(self, deadline: Deadline) -> None:
         """Returns when nothing waits to be written, or the deadline passes."""
@@ -187,7 +189,7 @@ class DiskTier:
         """Gives up the oldest segment, but for what was read since it was written."""
         try:
             for entry in self.disk.retire():
-                value = await self.read(entry)
+                [value] = await self.read([entry])
                 if value is None or entry.void:
                     continue
                 placed = self.disk.begin(entry.with_value(value))
@@ -197,6 +199,12 @@ class DiskTier:
             self.disk.remove_retired()
 
 
-def _copied(disk: DiskStore, entry: DiskEntry) -> bytes:
+def _copied(disk: DiskStore, entries: Sequence[DiskEntry]) -> list[bytes | Corrupt]:
     """In a thread: the map's pages come from the disk as they are touched."""
-    return bytes(disk.read(entry))
+    found: list[bytes | Corrupt] = []
+    for entry in entries:
+        try:
+            found.append(bytes(disk.read(entry)))
+        except Corrupt as error:
+            found.append(error)
+    return found

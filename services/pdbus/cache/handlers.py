@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -90,14 +90,14 @@ class Handlers:
                 value = _plain(entry)
             else:
                 load_bytes = 0 if isinstance(entry, Entry) and not entry.packed else entry.size
-                large.append(Item(len(found), entry.size, load_bytes, partial(self._load, entry)))
+                large.append(Item(len(found), entry.size, load_bytes, entry))
             age_ms = int((now_s - entry.stored_s) * 1e3)
             from_disk = isinstance(entry, DiskEntry) or key in promoted
             found.append(CacheFound(entry.size, age_ms, material=entry.material, value=value, disk=from_disk))
         found += [absent] * (len(wanted.keys) - len(found))
         if large and wanted.stream:
             receiver, stream = wanted.receiver, wanted.stream
-            if not self.transfers.send(receiver, stream, large, wanted.parts, ctx.deadline):
+            if not self.transfers.send(receiver, stream, large, self.load, wanted.parts, ctx.deadline):
                 for item in large:
                     found[item.index] = absent
         return CacheGetReply(self.node, told.incarnation, tuple(found), told.generation)
@@ -155,26 +155,28 @@ class Handlers:
             return frozenset()
         known = [self.disk.disk.peek(key) for key in wanted.keys if key not in self.store]
         small = [entry for entry in known if entry and entry.size <= INLINE_BYTES]
-        for entry in small:
-            await self._from_disk(entry)
+        await self._from_disk(small)
         return frozenset(entry.key for entry in small)
 
-    async def _load(self, entry: Entry | DiskEntry) -> Value | None:
-        held = await self._from_disk(entry) if isinstance(entry, DiskEntry) else entry
-        if held is None:
-            return None
-        return await asyncio.to_thread(unpack, held.value, held.size) if held.packed else held.value
+    async def load(self, entries: Sequence[Entry | DiskEntry]) -> list[Value | None]:
+        """Their values as readers get them; at once, since each turn in a thread costs as much as reading a page."""
+        held = iter(await self._from_disk([entry for entry in entries if isinstance(entry, DiskEntry)]))
+        there = [next(held) if isinstance(entry, DiskEntry) else entry for entry in entries]
+        if not any(entry.packed for entry in there if entry):
+            return [entry.value if entry else None for entry in there]
+        return await asyncio.to_thread(lambda: [_plain(entry) if entry else None for entry in there])
 
-    async def _from_disk(self, entry: DiskEntry) -> Entry | None:
-        """The entry with its value, which is in memory from now on if there is room for it."""
-        assert self.disk
-        value = await self.disk.read(entry)
-        if value is None:
-            return None
-        held = entry.with_value(value)
-        with contextlib.suppress(Conflict):  # its root was deleted meanwhile: this reader asked before that
-            self.store.put(held)
-        return held
+    async def _from_disk(self, entries: Sequence[DiskEntry]) -> list[Entry | None]:
+        """The entries with their values, which are in memory from now on as far as there is room."""
+        if not entries or not self.disk:
+            return []
+        found: list[Entry | None] = []
+        for entry, value in zip(entries, await self.disk.read(entries), strict=True):
+            found.append(entry.with_value(value) if value is not None else None)
+            if found[-1]:
+                with contextlib.suppress(Conflict):  # its root was deleted meanwhile: this reader asked before that
+                    self.store.put(found[-1])
+        return found
 
     async def _keep_large(self, put: CachePut, value: bytes) -> None:
         self._keep(put, value, await asyncio.to_thread(pack, value))

@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 from pdbus.bus.bus import Bus
 from pdbus.cache.pieces import Value, pieces, runs
+from pdbus.caching.disk_entry import DiskEntry
+from pdbus.caching.entry import Entry
 from pdbus.context import Deadline
 from pdbus.errors import Corrupt, Unavailable
 from pdbus.messages.bulk import CacheHead
@@ -24,14 +27,17 @@ _RUN_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A value to be sent: the `index` that the reader knows it by, its size, and how to get it when its turn comes."""
+    """A value to be sent: the `index` that the reader knows it by, its size, and where it is until its turn comes."""
 
     index: int
     size: int
     load_bytes: int
     """What it takes of memory until it is sent; 0 where it is there as it will be sent."""
-    load: Callable[[], Awaitable[Value | None]]
-    """None: it is not there any more, and left out."""
+    entry: Entry | DiskEntry
+
+
+Load: TypeAlias = Callable[[Sequence[Entry | DiskEntry]], Awaitable[list[Value | None]]]
+"""Brings the values of a run. None: it is not there any more, and left out."""
 
 
 class Transfers:
@@ -46,13 +52,15 @@ class Transfers:
     def __len__(self) -> int:
         return len(self._sends) + len(self._takes)
 
-    def send(self, address: str, stream: str, items: Sequence[Item], parts: int, deadline: Deadline) -> bool:
+    def send(
+        self, address: str, stream: str, items: Sequence[Item], load: Load, parts: int, deadline: Deadline
+    ) -> bool:
         """Begins to send values to a reader's stream; `parts` as in CacheGet. False: too much is on its way already."""
         known = [(item.index, item.size, item.load_bytes) for item in items]
         cut = [items[run] for run in runs(known, parts, self._run_bytes)]
         loaded = max(sum(item.load_bytes for item in run) for run in cut)
         size = max(min(len(cut), 2) * loaded, max(item.size for item in items))  # one is loaded while another is sent
-        return self._sends.start(size, partial(self._send, address, stream, cut, parts, deadline))
+        return self._sends.start(size, partial(self._send, address, stream, cut, load, parts, deadline))
 
     async def take(self, size: int, keep: Callable[[bytes], Awaitable[None]], deadline: Deadline) -> str:
         """Opens a stream for one value of `size` bytes, to be given to `keep`. Returns its id, or "" if too much is on
@@ -71,17 +79,21 @@ class Transfers:
         await self._takes.close()
 
     async def _send(
-        self, address: str, stream: str, cut: Sequence[Sequence[Item]], parts: int, deadline: Deadline
+        self, address: str, stream: str, cut: Sequence[Sequence[Item]], load: Load, parts: int, deadline: Deadline
     ) -> None:
         """Loads each run while the one before it is sent. Of a prefix nothing is sent after what is not there."""
-        loading = asyncio.create_task(_load(cut[0]))
+
+        async def loaded(run: Sequence[Item]) -> list[Value | None]:
+            return await load([item.entry for item in run])
+
+        loading = asyncio.create_task(loaded(cut[0]))
         try:
             async with self._bus.bulk.send(TRANSFER.name(address=address, stream=stream), deadline) as out:
                 for number, run in enumerate(cut):
-                    loaded = await loading
+                    there = await loading
                     if number + 1 < len(cut):
-                        loading = asyncio.create_task(_load(cut[number + 1]))
-                    values = [value for value in loaded if value is not None]
+                        loading = asyncio.create_task(loaded(cut[number + 1]))
+                    values = [value for value in there if value is not None]
                     if len(values) == len(run):
                         for head, body in pieces(run[0].index, values, parts):
                             await out.item(head, body)
@@ -109,7 +121,3 @@ class Transfers:
         finally:
             if not opened.done():
                 opened.set_exception(Unavailable("the cache node could not open a stream"))
-
-
-async def _load(run: Sequence[Item]) -> list[Value | None]:
-    return list(await asyncio.gather(*(item.load() for item in run)))
