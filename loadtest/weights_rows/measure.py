@@ -67,7 +67,8 @@ async def measure(
             stdout=asyncio.subprocess.PIPE,
             limit=64 << 20,
         )
-        assert child.stdin and child.stdout
+        assert child.stdin
+        assert child.stdout
         try:
             async with asyncio.timeout(30):
                 await child.stdout.readline()

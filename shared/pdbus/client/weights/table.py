@@ -69,9 +69,11 @@ class RowTable:
 
         `init`: None for zeros, of which none travel; an array; or a function of (first row, count) that gives
         [count, width], called for some thousand rows at a time. Raises Conflict where it exists, InvalidRequest."""
-        await self._home.ready()
-        done = await create(self._home.bus, self._home.begin, self._to, self.name, (rows, width), init, message)
-        self.seq = 0
+        home = self._home
+        await home.ready()
+        await home.follower.caught_up(Deadline.after(_ANSWER_S))
+        done = await create(home.bus, home.begin, self._to, self.name, (rows, width), init, message)
+        await home.follower.caught_up(Deadline.after(_ANSWER_S))
         return done
 
     async def exists(self) -> bool:

@@ -65,6 +65,11 @@ class RowFollower:
         await cancelled(self._task)
 
     @property
+    def following(self) -> bool:
+        """Whether rows are kept now: else each lookup asks a server."""
+        return bool(self._log)
+
+    @property
     def seq(self) -> int:
         """How far it has followed the log; 0 while it doesn't."""
         return self._cache.seq if self._log else 0

@@ -80,7 +80,10 @@ class RowReader:
                 if isinstance(outcome, TableRows) and (not replies or outcome.log == replies[0].log):
                     replies.append(outcome)
                     continue
-                reason = outcome.message if isinstance(outcome, PdbusError) else f"{server} follows another log"
+                if isinstance(outcome, TableRows):
+                    reason = f"{server} follows another log"
+                elif not ctx.deadline.passed:  # else it says no more than that
+                    reason = outcome.message
                 tried.add(server)
                 failed.append(positions)
             if parts and not failed:
