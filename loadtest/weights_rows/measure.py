@@ -37,7 +37,10 @@ class RowsReport:
     lag_p99: float
     lookup_p50: float
     lookup_p99: float
+    kept_p50: float
+    """Of lookups from memory."""
     stale: int
+    """Rows that a lookup showed older than they were known to be."""
 
     def lines(self) -> list[str]:
         return [
@@ -45,7 +48,8 @@ class RowsReport:
             f"{self.updates_per_s:,.0f} single-row updates/s (of {self.wanted_per_s:,.0f} wanted), "
             f"{self.messages} messages; {self.seen:,} seen",
             f"lag call -> another process: mean {self.lag_mean:.1f}, p50 {self.lag_p50:.1f}, p99 {self.lag_p99:.1f} ms",
-            f"lookups of 64 rows at a param-server meanwhile: p50 {self.lookup_p50:.1f}, p99 {self.lookup_p99:.1f} ms",
+            f"lookups of 64 rows at a param-server meanwhile: p50 {self.lookup_p50:.1f}, p99 {self.lookup_p99:.1f} ms; "
+            f"from memory: p50 {self.kept_p50:.2f} ms",
             f"rows shown older than known: {self.stale}",
         ]
 
@@ -107,5 +111,6 @@ async def measure(
         percentile(lags, 99),
         percentile(lookups, 50),
         percentile(lookups, 99),
+        percentile(sorted(seen["kept"]), 50),
         seen["stale"],
     )

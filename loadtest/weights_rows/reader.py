@@ -9,17 +9,22 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
 from loadtest.weights_rows.marks import ages_ms
 from pdbus.client import connect
-from pdbus.client.weights import RowTable
+from pdbus.client.weights import RowBatch, RowTable
 from pdbus.context import RequestContext
+from pdbus.peers.rows import RowFollower
+from pdbus.tasks import cancelled
 
 _KEPT = 4096
-"""Rows looked up from memory at each entry of the log."""
+"""Rows kept in memory."""
+_ASKED = 64
+_EVERY_S = 0.05
 
 
 @dataclass(slots=True)
@@ -32,44 +37,48 @@ class Seen:
     """From the call that updated a row until it was here."""
     lookups: list[float] = field(default_factory=list)
     """How long lookups of rows took at a param-server, each as of what had been seen here."""
+    kept: list[float] = field(default_factory=list)
+    """The same from memory."""
     stale: int = 0
     """Rows that a lookup showed older than they were known to be: there may be none."""
 
 
 async def read(url: str, model: str, name: str, rows: int) -> Seen:
-    seen = Seen()
+    seen, last = Seen(), [RowBatch(np.zeros(0, np.int64), np.zeros((0, 2), np.float32), 0)]
     async with connect(url, model) as client:
         table = client.weights.table(name)
         async with table.watch() as batches, table.follower() as follower:
-            kept = np.arange(min(_KEPT, rows))
-            await follower.lookup(kept, RequestContext.after(10))
+            await follower.lookup(np.arange(min(_KEPT, rows)), RequestContext.after(10))
             print("ready", flush=True)
             over = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
-            asking = asyncio.create_task(_ask(table, rows, seen))
-            while True:
-                coming = asyncio.ensure_future(anext(batches))
-                await asyncio.wait((coming, over), return_when=asyncio.FIRST_COMPLETED)
-                if not coming.done():
-                    coming.cancel()
-                    break
-                batch = await coming
-                seen.lags += ages_ms(batch.values).tolist()
-                seen.rows += len(batch.ids)
-                if follower.seq >= batch.seq:
-                    found = await follower.lookup(batch.ids, RequestContext.after(10))
-                    seen.stale += int((found.values[:, 1] < batch.values[:, 1]).sum())
-            asking.cancel()
-            await asyncio.gather(asking, coming, return_exceptions=True)
+            watching = asyncio.create_task(_watch(batches, seen, last))
+            asking = asyncio.create_task(_ask(table, follower, rows, seen, last))
+            await asyncio.wait((over, watching, asking), return_when=asyncio.FIRST_COMPLETED)
+            await cancelled(watching, asking)
+            await over
     return seen
 
 
-async def _ask(table: RowTable, rows: int, seen: Seen) -> None:
+async def _watch(batches: AsyncIterator[RowBatch], seen: Seen, last: list[RowBatch]) -> None:
+    async for batch in batches:
+        seen.lags += ages_ms(batch.values).tolist()
+        seen.rows += len(batch.ids)
+        last[0] = batch
+
+
+async def _ask(table: RowTable, follower: RowFollower, rows: int, seen: Seen, last: list[RowBatch]) -> None:
+    """Asks for rows that the log has just brought, and for some of those that are kept."""
     rng, loop = np.random.default_rng(0), asyncio.get_running_loop()
     while True:
+        ids, values, seq = last[0].ids[:_ASKED], last[0].values[:_ASKED], last[0].seq
         begun = loop.time()
-        await table.lookup(rng.integers(0, rows, 64))
+        found = await table.lookup(ids, at_least=seq)
         seen.lookups.append((loop.time() - begun) * 1e3)
-        await asyncio.sleep(0.05)
+        seen.stale += int((found.values[:, 1] < values[:, 1]).sum())
+        begun = loop.time()
+        await follower.lookup(rng.integers(0, min(_KEPT, rows), _ASKED), RequestContext.after(10))
+        seen.kept.append((loop.time() - begun) * 1e3)
+        await asyncio.sleep(_EVERY_S)
 
 
 def main() -> None:
