@@ -18,7 +18,7 @@ from pdbus.messages.common import Digest
 from pdbus.model.config import from_hf
 from pdbus.model.scope import prefix_scope
 from pdbus.weights.history import History
-from pdbus.weights.layer import META, Tensor, layer_of, meta_tensor
+from pdbus.weights.layer import Tensor, is_computed, layer_of, meta_tensor
 from pdbus.weights.manifest import Manifest
 
 CONTEXT_TOKENS = 512
@@ -83,7 +83,7 @@ def version(number: int = 0) -> Manifest:
 
 def scope(manifest: Manifest) -> PrefixScope:
     """What page keys of this version hang on, with no salt yet."""
-    tensors = {name: tensor.digest for name, tensor in manifest.tensors.items() if layer_of(name) != META}
+    tensors = {name: tensor.digest for name, tensor in manifest.tensors.items() if is_computed(layer_of(name))}
     return prefix_scope(from_hf(_CONFIG), tensors, PageFormat.parse(PAGE_FORMAT), COMPUTE_CLASS)
 
 

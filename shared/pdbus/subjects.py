@@ -28,6 +28,7 @@ from pdbus.messages import (
     prefill,
     presence,
     router,
+    rows,
     workers,
 )
 
@@ -181,6 +182,11 @@ WEIGHT_BLOCKS_OF = Rpc("pd.v1.weights.{model}.at.{server}.blocks", param_server.
 WEIGHTS_STAGE = Rpc("pd.v1.weights.{model}.at.{server}.stage", param_server.Stage, param_server.StageReply)
 WEIGHTS_PREPARE = Rpc("pd.v1.weights.{model}.at.{server}.prepare", param_server.Prepare, param_server.PrepareReply)
 """Updates go to each owner by name: they have to be on all of them."""
+
+ROWS = Log("pd.v1.rows.{model}.{table}", rows.RowsUpdate, stream="PD_ROWS")
+"""The row log of a sparse table."""
+TABLE_READ = Rpc("pd.v1.tables.{model}.at.{server}.read", rows.TableRead, rows.TableRows)
+"""By name: a reader has to know how far each replica is."""
 
 CACHE_GET = Rpc("pd.v1.cache.{node}.get", cache.CacheGet, cache.CacheGetReply)
 CACHE_PUT = Rpc("pd.v1.cache.{node}.put", cache.CachePut, cache.CachePutReply)

@@ -24,6 +24,7 @@ from pdbus.param_server.serving import BlockServer
 from pdbus.param_server.settings import SERVICE, ParamServerSettings
 from pdbus.param_server.staging import Staging
 from pdbus.param_server.store import BlockStore
+from pdbus.param_server.tables import Tables
 from pdbus.param_server.upkeep import Upkeep
 from pdbus.peers.history import HistoryFollower
 from pdbus.runtime import Service
@@ -46,6 +47,7 @@ class ParamServerService(Service[ParamServerSettings]):
         self._server = BlockServer(bus, model, me, self._store)
         self._repair = Repair(bus, model, me, self._store, self._follower)
         self._staging = Staging(bus, model, me, self._store, self._follower, self._writer)
+        self._tables = Tables(bus, model, me, self._store, self._follower)
         self._upkeep = Upkeep(
             settings, self._store, self._server, self._repair, self._staging, self._follower, self._fleet
         )
@@ -73,6 +75,7 @@ class ParamServerService(Service[ParamServerSettings]):
             await life.enter_async_context(publisher)
             self._starting = False
             await self._upkeep.round()
+            await life.enter_async_context(self._tables)
             await self._upkeeping.enter_async_context(self._upkeep)
             life.push_async_exit(self._upkeeping)
             self._life = life.pop_all()
@@ -86,6 +89,7 @@ class ParamServerService(Service[ParamServerSettings]):
     async def stop_intake(self) -> None:
         await self._upkeeping.aclose()
         await self._staging.stop_intake()
+        await self._tables.stop_intake()
         await self._server.stop_intake()
 
     async def drain(self, deadline: Deadline) -> None:

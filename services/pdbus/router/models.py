@@ -19,7 +19,7 @@ from pdbus.router.encoder_version import EncoderVersion
 from pdbus.router.version import AnyVersion, Version, build_version
 from pdbus.tasks import cancelled
 from pdbus.weights.history import History
-from pdbus.weights.layer import META, layer_of
+from pdbus.weights.layer import is_computed, layer_of
 from pdbus.weights.manifest import Manifest
 
 log = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ class Models:
         ctx = RequestContext.after(_LOAD_S)
         meta = await self._reader.meta(root, ctx)
         manifest = await self._reader.manifest(root, ctx)
-        tensors = {name: t.digest for name, t in manifest.tensors.items() if layer_of(name) != META}
+        tensors = {name: t.digest for name, t in manifest.tensors.items() if is_computed(layer_of(name))}
         return await asyncio.get_running_loop().run_in_executor(self._executor, build_version, root, meta, tensors)
 
 

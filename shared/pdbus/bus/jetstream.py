@@ -58,9 +58,19 @@ class JetStream:
                     raise
                 await js.update_stream(config)
 
-    async def ensure_consumer(self, stream: str, config: ConsumerConfig) -> None:
+    async def ensure_consumer(self, stream: str, config: ConsumerConfig) -> str:
+        """Returns its name, which the server gives to one without."""
         async with self._context() as js:
-            await js.add_consumer(stream, config)
+            return str((await js.add_consumer(stream, config)).name)
+
+    async def delete_consumer(self, stream: str, consumer: str) -> None:
+        async with self._context() as js:
+            await js.delete_consumer(stream, consumer)
+
+    async def purge(self, stream: str, subject: str, before_seq: int) -> None:
+        """Removes the messages of `subject` that lie before that sequence."""
+        async with self._context() as js:
+            await js.purge_stream(stream, seq=before_seq, subject=subject)
 
     async def state(self, stream: str) -> StreamState:
         async with self._context() as js:

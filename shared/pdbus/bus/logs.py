@@ -13,10 +13,12 @@ from pdbus.bus.follower import Follower
 from pdbus.bus.instruments import Instruments
 from pdbus.bus.jetstream import JetStream, StreamState
 from pdbus.bus.nats import NatsTransport
+from pdbus.bus.tail import Tail, Take
 from pdbus.bus.work import Job, take
+from pdbus.canonical import content_digest
 from pdbus.context import Deadline, new_id
 from pdbus.errors import Conflict, Unavailable
-from pdbus.subjects import ANY, CHANGELOG, DELETES, INVALIDATED, Log, ToEvent, Work
+from pdbus.subjects import ANY, CHANGELOG, DELETES, INVALIDATED, ROWS, Log, ToEvent, Work
 
 Q = TypeVar("Q")
 
@@ -93,6 +95,21 @@ class Logs:
         last = await self._js.last(_stream(to), to.name)
         return last.seq if last else 0
 
+    async def identity(self, to: ToEvent[Q]) -> str:
+        """Names the log's life, in 16 hex digits: one that was lost and made anew is another, and counts from 1 again.
+        Raises NotFound, Unavailable."""
+        return content_digest((await self.state(to)).created.encode())[:8].hex()
+
+    def tail(self, to: ToEvent[Q], after: int, take: Take[Q]) -> Tail[Q]:
+        """The entries of `to` after that sequence as they are stored, each given to `take(seq, entry)`."""
+        if not isinstance(to.subject, Log):
+            raise TypeError(f"{to.name} is not a log")
+        return Tail(to, to.subject, after, take, self._transport, self._js, self._instruments)
+
+    async def purge(self, to: ToEvent[Q], before_seq: int) -> None:
+        """Removes the entries of `to` before that sequence for good. Raises Unavailable, NotFound."""
+        await self._js.purge(_stream(to), to.name, before_seq)
+
     def follow(self, to: ToEvent[Q], after: int = 0) -> Follower[Q]:
         """The records of `to` after that sequence, and then each new one."""
         if not isinstance(to.subject, Log):
@@ -141,6 +158,15 @@ def stream_configs() -> list[StreamConfig]:
             max_bytes=64 << 20,
             discard=DiscardPolicy.NEW,  # a reminder that has no room is an error, never a silent loss
             duplicate_window=600,
+        ),
+        StreamConfig(
+            name=ROWS.stream,
+            subjects=[ROWS.name(model=ANY, table=ANY)],
+            retention=RetentionPolicy.LIMITS,
+            storage=StorageType.FILE,
+            max_bytes=1 << 30,  # the server sets so much disk aside; some 15 million rows of 16 numbers
+            discard=DiscardPolicy.NEW,  # full, it takes no update before old ones are sealed and purged
+            duplicate_window=120,
         ),
     ]
 

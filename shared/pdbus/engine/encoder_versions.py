@@ -13,7 +13,7 @@ from pdbus.messages.common import Digest
 from pdbus.model.encoder import Encoder
 from pdbus.model.encoder_build import build_encoder, encoder_compute_class, needed_for_encoder
 from pdbus.model.families import config_of, embedding
-from pdbus.weights.layer import META
+from pdbus.weights.layer import is_computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class EncoderVersions(Loaded[EncoderVersion]):
         progress, ctx = self._loading(root), RequestContext.after(LONGEST_DEADLINE_S)
         config = embedding(config_of(await self._source.meta(root, ctx)))
         manifest = await self._source.manifest(root, ctx)
-        digests = {layer.name: layer.digest for layer in manifest.layers if layer.name != META}
+        digests = {layer.name: layer.digest for layer in manifest.layers if is_computed(layer.name)}
         others = [version.encoder for version in self._ready.values()]
         reuse = max(others, key=lambda encoder: len(digests.items() & encoder.digests.items()), default=None)
         needed = needed_for_encoder(config, digests, reuse)

@@ -20,7 +20,7 @@ from pdbus.model.families import config_of, writing
 from pdbus.model.memory import give_back
 from pdbus.model.scope import prefix_scope
 from pdbus.tasks import cancelled
-from pdbus.weights.layer import META
+from pdbus.weights.layer import is_computed
 from pdbus.weights.manifest import Manifest
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -106,7 +106,7 @@ async def load(
     meta = await source.meta(root, ctx)
     config = writing(config_of(meta))
     backend = await backend_for(config)
-    layers = [layer for layer in manifest.layers if layer.name != META]
+    layers = [layer for layer in manifest.layers if is_computed(layer.name)]
     digests = {layer.name: layer.digest for layer in layers}
     reuse = max(others, key=lambda model: len(digests.items() & model.digests.items()), default=None)
     builder = await asyncio.to_thread(backend.begin, config, digests, reuse)

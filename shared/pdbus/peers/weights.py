@@ -16,7 +16,7 @@ from pdbus.peers.blocks import BlockFetcher, Source, Wanted
 from pdbus.subjects import WEIGHT_BLOCKS, WEIGHT_BLOCKS_OF
 from pdbus.weights.blocks import DTYPES, Array, block_span, blocks_of_rows, byte_view, rows_per_block, shard_of
 from pdbus.weights.history import History
-from pdbus.weights.layer import META, Tensor, layer_of, meta_tensor
+from pdbus.weights.layer import Tensor, is_computed, layer_of, meta_tensor
 from pdbus.weights.manifest import Manifest, layer_block, root_block, root_layers
 from pdbus.weights.placement import ranked
 
@@ -70,13 +70,13 @@ class BlockReader:
         rows: slice | None = None,
         progress: Progress | None = None,
     ) -> dict[str, Array]:
-        """The named tensors (all but meta files, if none are named), each one array of the checkpoint's shape.
+        """The named tensors (all that workers compute with, if none are named), each one array of its shape.
 
         `rows` (start and stop): only these of the one tensor that is named. They have to begin and end as blocks do.
         Raises as `manifest`, and NotFound for an unknown name."""
         manifest = await self.manifest(root, ctx)
         if names is None:
-            names = [name for name in manifest.tensors if layer_of(name) != META]
+            names = [name for name in manifest.tensors if is_computed(layer_of(name))]
         tensors = [manifest.tensor(name) for name in names]
         if rows is None:
             return await self._fetch({tensor: range(len(tensor.blocks)) for tensor in tensors}, ctx, progress)

@@ -20,8 +20,10 @@ from pdbus.messages.common import Digest
 from pdbus.weights.blocks import DTYPES, block_count, tensor_bytes
 
 META = "meta"
+TABLE = "table."
+"""How the layers of sparse tables begin (tables.py)."""
 _KIND = "pdbus-layer-1"
-_NAME = re.compile(r"(embed)|layers\.(0|[1-9]\d*)|(head)|(meta)")
+_NAME = re.compile(r"(embed)|layers\.(0|[1-9]\d*)|(head)|(meta)|(table\.[A-Za-z0-9_-]+)")
 _NUMBERED = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
 
 
@@ -31,12 +33,20 @@ def meta_tensor(file: str) -> str:
 
 
 def layer_of(tensor: str) -> str:
-    """The layer of a tensor, by its checkpoint name: `layers.N` from `….layers.N.…`, else embed, head or meta."""
+    """The layer of a tensor, by its checkpoint name: `layers.N` from `….layers.N.…`, else embed, head or meta; each
+    sparse table is one of its own."""
     if tensor.startswith(f"{META}/"):
         return META
+    if tensor.startswith(TABLE):
+        return tensor.partition("/")[0]
     if numbered := _NUMBERED.search(tensor):
         return f"layers.{int(numbered[1])}"
     return "embed" if "embed" in tensor else "head"
+
+
+def is_computed(layer: str) -> bool:
+    """Whether workers compute with a layer: neither with the checkpoint's files nor with sparse tables."""
+    return layer != META and not layer.startswith(TABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +97,12 @@ class Layer:
         return layer
 
 
-def place(layer: str) -> tuple[int, int]:
+def place(layer: str) -> tuple[int, int, str]:
+    """By which the layers of a version are in order."""
     match = _NAME.fullmatch(layer)
     if not match:
         raise Corrupt(f"{layer!r} is not a layer's name")
-    return match.lastindex or 0, int(match[2] or 0)
+    return match.lastindex or 0, int(match[2] or 0), layer
 
 
 def as_digest(value: Any) -> Digest:

@@ -1,8 +1,8 @@
 """The manifest of a version, in self-verifying blocks.
 
 The root manifest lists the layers with the digests of their manifests (layer.py), in the order embed, layers.0 …
-layers.N, head, meta. Like those it is msgpack in its shortest form, and the SHA-256 of its bytes is the root: whoever
-holds a root can check all that follows from it.
+layers.N, head, meta, table.NAME … (sparse tables by name). Like those it is msgpack in its shortest form, and the
+SHA-256 of its bytes is the root: whoever holds a root can check all that follows from it.
 
     ["pdbus-root-1", [[layer, layer digest], …]]
 

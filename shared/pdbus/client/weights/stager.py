@@ -62,6 +62,12 @@ class Stager:
         await self._somebody()
         await self._send(self._places(distinct.values()))
 
+    async def settle_for_good(self) -> None:
+        """As `settle`, and keeps none of the blocks: for updates that are larger than memory."""
+        await self.settle()
+        self._blocks.clear()
+        self._everywhere.clear()
+
     async def settle(self) -> None:
         """Returns once every block is durable on as many owners as there can be. Raises DeadlineExceeded, Conflict
         where the transaction has ended meanwhile."""

@@ -5,7 +5,7 @@ Nothing of it is visible before its commit is in the change log (commit_point.py
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -34,7 +34,7 @@ from pdbus.messages.common import Digest
 from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import BlockReader
 from pdbus.weights.blocks import Array, block_count
-from pdbus.weights.layer import META, Tensor, layer_of, meta_tensor
+from pdbus.weights.layer import META, Tensor, is_computed, layer_of, meta_tensor
 from pdbus.weights.manifest import Manifest, layer_block, root_block
 
 
@@ -80,6 +80,8 @@ class Update:
         self._tensors: dict[str, Tensor] = {}
         """Those that were changed."""
         self._contents: dict[Digest, memoryview] = {}
+        self._whole_layers: set[str] = set()
+        """Layers that consist of tensors in `_tensors` only."""
         self._committed = False
 
     async def __aenter__(self) -> Self:
@@ -173,10 +175,21 @@ class Update:
         blocks = [with_product(tensor, index, old[index], left, right) for index in indices]
         return await self._put(tensor, [block for block in blocks if block])
 
+    async def send_for_good(self, blocks: Sequence[NewBlock], *, everywhere: bool = False) -> None:
+        """Blocks of a tensor that `put_layer` is going to name; on return they are durable, and not kept here."""
+        await self._stager.send(blocks, everywhere=everywhere)
+        await self._stager.settle_for_good()
+
+    def put_layer(self, layer: str, tensors: Iterable[Tensor]) -> None:
+        """The layer consists of exactly these; what of their blocks is new has been sent."""
+        self._tensors = {name: old for name, old in self._tensors.items() if layer_of(name) != layer}
+        self._tensors |= {tensor.name: tensor for tensor in tensors}
+        self._whole_layers.add(layer)
+
     async def commit(self) -> Committed:
         """Makes the version exist. Raises Conflict, naming the winner, where the line went on meanwhile;
         DeadlineExceeded and Unavailable where it could not be made durable: nothing is visible of it then."""
-        manifest = Manifest.build({**self._manifest.tensors, **self._tensors}.values())
+        manifest = Manifest.build(self._current.values())
         changed = sum(
             len(set(new.blocks) - set(self._manifest.tensors[name].blocks if name in self._manifest.tensors else ()))
             for name, new in self._tensors.items()
@@ -195,12 +208,19 @@ class Update:
         return Committed(manifest.root, seq, changed, self._stager.sent_bytes)
 
     @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Of the version to be, as it is now."""
+        return self._current
+
+    @property
     def _current(self) -> Mapping[str, Tensor]:
-        return {**self._manifest.tensors, **self._tensors}
+        kept = {name: old for name, old in self._manifest.tensors.items() if layer_of(name) not in self._whole_layers}
+        return {**kept, **self._tensors}
 
     def _tensor(self, name: str) -> Tensor:
-        if layer_of(name) == META:
-            raise InvalidRequest(f"{name} is a file: stage_file takes it", param=name)
+        if not is_computed(layer := layer_of(name)):
+            way = "stage_file takes it" if layer == META else "rows of tables are updated by `table(name).update`"
+            raise InvalidRequest(f"{name} is no tensor of the model: {way}", param=name)
         return self._tensors.get(name) or self._manifest.tensor(name)
 
     async def _edit(self, tensor: Tensor, edits: Mapping[int, Edit]) -> int:

@@ -16,6 +16,7 @@ from pdbus.bus.fleet_table import DEAD_AFTER_S
 from pdbus.bus.presence import Fleet
 from pdbus.client.weights.diff import TensorDiff, tensor_diffs
 from pdbus.client.weights.stager import Stager
+from pdbus.client.weights.table import Home, RowTable
 from pdbus.client.weights.update import Committed, Terms, Update
 from pdbus.context import Deadline, RequestContext, new_id
 from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest, NotFound, Unavailable
@@ -25,7 +26,7 @@ from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import BlockReader
 from pdbus.subjects import CHANGELOG
 from pdbus.weights.history import RETENTION_S, History, Version
-from pdbus.weights.layer import META, layer_of
+from pdbus.weights.layer import is_computed, layer_of
 from pdbus.weights.manifest import Manifest
 
 STABLE = "stable"
@@ -43,12 +44,22 @@ class Weights:
         self._follower = HistoryFollower(bus, model)
         self._fleet = Fleet(bus)
         self._reader = BlockReader(bus, model, self._follower)
+        self._tables: dict[str, RowTable] = {}
         self._life = AsyncExitStack()
         self._starting = asyncio.Lock()
         self._started = False
 
     async def close(self) -> None:
+        for table in self._tables.values():
+            await table.close()
         await self._life.aclose()
+
+    def table(self, name: str) -> RowTable:
+        """A sparse table, which need not exist yet. Raises InvalidRequest for what can't name one."""
+        if name not in self._tables:
+            home = Home(self._bus, self._model, self._follower, self._fleet, self._reader, self._ready, self.begin)
+            self._tables[name] = RowTable(home, name)
+        return self._tables[name]
 
     @asynccontextmanager
     async def begin(
@@ -91,7 +102,7 @@ class Weights:
         tensors: Mapping[str, Any] = state.state_dict() if hasattr(state, "state_dict") else state
         async with self.begin(ref=ref, message=message, timeout_s=timeout_s) as update:
             manifest = await self.manifest(update.parent)
-            known = [name for name in tensors if name in manifest.tensors and layer_of(name) != META]
+            known = [name for name in tensors if name in manifest.tensors and is_computed(layer_of(name))]
             if not known:
                 raise InvalidRequest(
                     "the state has no tensor that this model's checkpoint has: names are the checkpoint's"

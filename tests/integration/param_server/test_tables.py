@@ -1,0 +1,296 @@
+"""Sparse tables on real param-servers: what is written, what is read, and what a seal leaves as it was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pdbus.bus.bus import connect
+from pdbus.bus.nats import NatsTransport
+from pdbus.client.weights import RowTable
+from pdbus.context import Deadline, RequestContext
+from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest, NotFound, TooLarge
+from pdbus.messages.rows import TableRead
+from pdbus.peers.history import HistoryFollower
+from pdbus.peers.weights import BlockReader
+from pdbus.subjects import ROWS, TABLE_READ
+from pdbus.weights.tables import encoded_ids, tables
+from tests.support.checkpoints import tiny_checkpoint
+from tests.support.tables import TableRig
+from tests.support.until import until
+
+ROWS_OF_ALL, WIDTH = 20_000, 16
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"), "llama")
+
+
+@pytest.fixture
+async def rig(nats_url: str, tmp_path: Path, unique: Callable[[str], str], checkpoint: Path) -> AsyncIterator[TableRig]:
+    async with AsyncExitStack() as life:
+        rig = TableRig(nats_url, unique("tables"), tmp_path, checkpoint, life)
+        await rig.start("a")
+        await rig.start("b")
+        yield rig
+
+
+@pytest.fixture
+async def table(rig: TableRig) -> RowTable:
+    table = await rig.table()
+    await table.create(ROWS_OF_ALL, WIDTH)
+    return table
+
+
+def rows(*values: float) -> np.ndarray:
+    return np.repeat(np.array(values, np.float32)[:, None], WIDTH, axis=1)
+
+
+async def first_column(table: RowTable, *ids: int) -> list[float]:
+    return (await table.lookup(ids)).values[:, 0].tolist()  # type: ignore[no-any-return]
+
+
+async def whole(table: RowTable) -> np.ndarray:
+    return (await table.lookup(np.arange(ROWS_OF_ALL))).values
+
+
+async def in_blocks(rig: TableRig, root: bytes) -> np.ndarray:
+    """What the version itself holds of the table."""
+    async with connect(rig.url, name="reader") as bus, HistoryFollower(bus, rig.model) as follower:
+        await follower.wait_for(lambda history: root in history.roots, Deadline.after(10))
+        reader = BlockReader(bus, rig.model, follower)
+        return (await reader.tensors(root, RequestContext.after(10), ["table.items"]))["table.items"]
+
+
+async def test_rows_are_what_was_written_last_and_zero_before(rig: TableRig, table: RowTable) -> None:
+    assert not (await table.lookup([0, ROWS_OF_ALL - 1])).values.any()
+    assert await (await table.update(7, rows(1)[0])) == await (await table.update([8, 9, 8], rows(2, 3, 4))) - 1
+    assert await first_column(table, 9, 8, 7, 8, 6) == [3, 4, 1, 4, 0]
+    other = await rig.table()
+    seq = await table.flush()
+    found = await other.lookup([8], at_least=seq)
+    assert (found.values[0, 0], found.seq) == (4, seq)
+    everything = np.zeros((ROWS_OF_ALL, WIDTH), np.float32)
+    everything[[7, 8, 9]] = rows(1, 4, 3)
+    assert np.array_equal(await whole(table), everything)  # too much for a message: by bulk
+    assert (await other.lookup([])).values.shape == (0, WIDTH)
+
+
+async def test_a_table_may_be_made_of_values_and_zeros_do_not_travel(rig: TableRig) -> None:
+    weights = await rig.client()
+    values = np.random.default_rng(0).normal(size=(9_000, WIDTH)).astype(np.float32)
+    await weights.table("given").create(9_000, WIDTH, init=values)
+    await weights.table("made").create(9_000, WIDTH, init=lambda first, count: values[first : first + count])
+    zeros = await weights.table("zeros").create(1_000_000, WIDTH)
+    assert zeros.sent_bytes < 50_000
+    for name in ("given", "made"):
+        assert np.array_equal((await weights.table(name).lookup(np.arange(9_000))).values, values)
+    assert not (await weights.table("zeros").lookup([0, 999_999])).values.any()
+    with pytest.raises(Conflict, match="there is a table"):
+        await weights.table("given").create(5, 5)
+    with pytest.raises(InvalidRequest, match="shape"):
+        await weights.table("wrong").create(5, 5, init=values)
+
+
+async def test_a_seal_changes_no_row_and_leaves_nothing_above_its_blocks(rig: TableRig, table: RowTable) -> None:
+    ids = np.random.default_rng(1).integers(0, ROWS_OF_ALL, 3_000)
+    await table.update(ids, np.random.default_rng(2).normal(size=(3_000, WIDTH)).astype(np.float32))
+    await table.flush()
+    before = await whole(table)
+    root = await table.seal()
+    assert np.array_equal(await in_blocks(rig, root), before)
+    await until(lambda: [fold.pending for fold in rig.folds()] == [0, 0])
+    assert np.array_equal(await whole(await rig.table()), before)
+    assert await table.seal() == root  # nothing to do
+    await table.update(3, rows(5)[0])
+    await table.flush()
+    assert await first_column(table, 3) == [5]
+    assert [fold.root for fold in rig.folds()] == [root, root]
+    history = await (await rig.client()).history()
+    commit = history.roots[root].commit
+    assert commit
+    assert f"up to {rig.folds()[0].table.seal.seq}" in commit.message
+    assert [layer for layer, _ in commit.layers] == ["table.items"]
+
+
+async def test_updates_and_other_commits_during_seals_are_not_lost(rig: TableRig, table: RowTable) -> None:
+    weights = await rig.client()
+    expected = np.zeros(ROWS_OF_ALL, np.float32)
+    over = asyncio.Event()
+
+    async def update() -> None:
+        rng = np.random.default_rng(3)
+        while not over.is_set():
+            ids, values = rng.integers(0, ROWS_OF_ALL, 20), rng.normal(size=20).astype(np.float32)
+            expected[ids] = values
+            await (await table.update(ids, rows(*values)))
+
+    updating = asyncio.create_task(update())
+    others = [await rig.table(), await rig.table()]
+    before = len((await weights.history()).roots)
+    for step in range(2):
+        await asyncio.gather(*(other.seal() for other in others))
+        async with weights.begin() as change:
+            await change.stage_elements("model.norm.weight", [0], [float(step + 2)])
+            await change.commit()
+    over.set()
+    await updating
+    last, again = await asyncio.gather(*(other.seal() for other in others))
+    assert last == again
+    assert (await whole(table))[:, 0].tolist() == expected.tolist()
+    assert (await in_blocks(rig, last))[:, 0].tolist() == expected.tolist()
+    commits = len((await weights.history()).roots) - before
+    assert commits <= 2 + 2 * 2 + 1  # of two seals at once one commits, unless there was more to seal
+
+
+async def test_a_server_that_was_away_catches_up_before_it_answers(rig: TableRig, table: RowTable) -> None:
+    await table.update([1, 2], rows(1, 2))
+    await table.flush()
+    await rig.stop("b")
+    await table.update([2, 3], rows(20, 30))
+    await table.seal()
+    await table.update(3, rows(31)[0])
+    seq = await table.flush()
+    assert await first_column(table, 1, 2, 3) == [1, 20, 31]  # the other one answers
+    await rig.start("b")
+    await rig.stop("a")
+    found = await (await rig.table()).lookup([1, 2, 3])
+    assert (found.values[:, 0].tolist(), found.seq) == ([1, 20, 31], seq)
+
+
+async def test_reads_say_how_far_they_are_and_refuse_what_they_can_not_serve(rig: TableRig, table: RowTable) -> None:
+    await table.update(1, rows(1)[0])
+    seq = await table.flush()
+    ctx = RequestContext.after(10)
+    async with connect(rig.url, name="asks") as bus:
+
+        async def ask(name: str = "items", ids: object = (1,), at_least: int = 0):  # type: ignore[no-untyped-def]
+            to = TABLE_READ(model=rig.model, server=rig.id("a"))
+            return await bus.call(to, TableRead(name, encoded_ids(np.array(ids, np.int64)), at_least), ctx)
+
+        reply = await ask(at_least=seq)
+        assert (reply.seq, reply.behind, reply.width, len(reply.values)) == (seq, False, WIDTH, 4 * WIDTH)
+        reply = await ask(at_least=seq + 1)
+        assert (reply.seq, reply.behind, reply.values) == (seq, True, b"")
+        with pytest.raises(NotFound, match="no table nothing"):
+            await ask("nothing")
+        with pytest.raises(InvalidRequest, match="rows 0 to"):
+            await ask(ids=[ROWS_OF_ALL])
+        with pytest.raises(TooLarge):
+            await ask(ids=np.arange(ROWS_OF_ALL))
+        bus.transport.send(ROWS(model=rig.model, table="items").name, b"\xc1 garbage")
+        bus.transport.send(ROWS(model=rig.model, table="items").name, b"\x82\xa3ids\xc4\x00\xa6values\xc4\x01x")
+        await bus.transport.barrier()
+    with pytest.raises(DeadlineExceeded, match="is at sequence"):
+        await table.lookup([1], at_least=seq + 100, timeout_s=0.5)
+    await table.update(1, rows(2)[0])  # what nobody can read is passed over
+    assert await table.flush() == seq + 3
+    assert await first_column(table, 1) == [2]
+
+
+async def test_a_watcher_gets_every_update_once_and_in_order(rig: TableRig, table: RowTable) -> None:
+    other = await rig.table()
+    begun = await table.flush()
+    async with other.watch() as now:
+        for value in range(5):
+            await (await table.update([value, 9], rows(value, value)))
+        live = [await anext(now) for _ in range(5)]
+        assert await jump(rig) >= 3
+        await (await table.update(3, rows(33)[0]))
+        live.append(await anext(now))
+    async with other.watch(after=begun) as past:
+        replayed = [await anext(past) for _ in range(6)]
+    for batches in (live, replayed):
+        assert [batch.ids.tolist() for batch in batches] == [*([value, 9] for value in range(5)), [3]]
+        assert [batch.seq for batch in batches] == sorted(batch.seq for batch in live)
+        assert batches[4].values[:, 0].tolist() == [4, 4]
+
+
+async def jump(rig: TableRig) -> int:
+    """To all who follow the table's log, something seems to have got lost. Returns how many they are."""
+    subject = ROWS(model=rig.model, table="items").name
+    async with connect(rig.url, name="faulty") as bus:
+        transport = bus.transport
+        assert isinstance(transport, NatsTransport)
+        found = await transport.client.jetstream().consumers_info("PD_ROWS")
+        inboxes = [one.config.deliver_subject for one in found if one.config.filter_subject == subject]
+        for inbox in inboxes:
+            transport.send(inbox, b"", reply=f"$JS.ACK.PD_ROWS.x.1.{10**9}.{10**9}.0.0")
+        await transport.barrier()
+        return len(inboxes)
+
+
+async def test_a_follower_s_rows_are_as_new_as_the_log(rig: TableRig, table: RowTable) -> None:
+    ctx = RequestContext.after(10)
+    async with (await rig.table()).follower(most_bytes=100 * 1024) as follower:
+        ids = np.array([5, 1, 5])
+        await until(lambda: follower.following)
+        assert not (await follower.lookup(ids, ctx)).values.any()
+        for value in range(1, 20):
+            seq = await (await table.update([1, 5], rows(value, -value)))
+            found = await follower.lookup(ids, ctx, at_least=seq)
+            assert found.values[:, 0].tolist() == [-value, value, -value]
+        await until(lambda: follower.seq >= seq)
+        misses = follower.misses
+        await table.seal()
+        assert (await follower.lookup(ids, ctx)).values[:, 0].tolist() == [-19, 19, -19]
+        assert follower.misses == misses
+        assert np.array_equal((await follower.lookup(np.arange(3_000), ctx)).values, (await whole(table))[:3_000])
+
+
+async def test_the_log_is_purged_of_what_no_version_needs(rig: TableRig, table: RowTable) -> None:
+    weights = await rig.client()
+    await table.update(1, rows(1)[0])
+    first = await table.flush()
+    await table.seal()
+    async with table.watch(after=0) as batches:  # the version before the seal is kept for a rollback
+        assert (await anext(batches)).seq == first
+    await weights.forget()
+    await table.update(2, rows(2)[0])
+    await table.seal()
+    with pytest.raises(NotFound, match=f"are there after {first}"):
+        async with table.watch(after=0):
+            pass
+    async with table.watch(after=first) as batches:
+        assert (await anext(batches)).ids.tolist() == [2]
+    assert await first_column(table, 1, 2) == [1, 2]
+
+
+async def test_a_rollback_takes_no_update_back(rig: TableRig, table: RowTable) -> None:
+    weights = await rig.client()
+    created = (await weights.history()).head("stable")
+    assert created
+    await table.update([1, 2], rows(1, 2))
+    await table.seal()
+    await table.update(2, rows(20)[0])
+    await table.flush()
+    await weights.move_ref("stable", created.hex(), now=True)
+    await until(lambda: [fold.root for fold in rig.folds()] == [created, created])
+    assert await first_column(table, 1, 2) == [1, 20]
+    assert await table.seal() != created
+    assert await first_column(table, 1, 2) == [1, 20]
+
+
+async def test_what_is_no_table_and_who_computes_is_not_concerned(rig: TableRig, table: RowTable) -> None:
+    weights = await rig.client()
+    head = (await weights.history()).head("stable")
+    assert head
+    assert tables(await weights.manifest(head)).keys() == {"items"}
+    async with connect(rig.url, name="worker") as bus, HistoryFollower(bus, rig.model) as follower:
+        await follower.caught_up(Deadline.after(10))
+        loaded = await BlockReader(bus, rig.model, follower).tensors(head, RequestContext.after(10))
+        assert not any(name.startswith("table.") for name in loaded)
+    async with weights.begin() as change:
+        with pytest.raises(InvalidRequest, match="update"):
+            await change.stage_rows("table.items", [1], rows(1))
+    with pytest.raises(NotFound, match="no table nothing"):
+        await weights.table("nothing").update(1, rows(1)[0])
+    for ids, values in (([ROWS_OF_ALL], rows(1)), ([1], rows(1, 2)), ([-1], rows(1)), ([1], rows(np.nan))):
+        with pytest.raises(InvalidRequest):
+            await table.update(ids, values)
