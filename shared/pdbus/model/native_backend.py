@@ -14,6 +14,7 @@ from pdbus.model.native_build import NativeBuilder
 from pdbus.model.native_llama import NativeLlama
 from pdbus.model.native_llama import Precision as Scheme
 from pdbus.model.native_pool import NativePool
+from pdbus.model.parts import NO_CHANGES, Changes
 from pdbus.native.build import NativeUnavailable, kernel_version
 from pdbus.native.library import NativeEngine
 
@@ -30,10 +31,16 @@ class NativeBackend(Backend):
         self.compute_class = compute_class(_SCHEMES[precision], kv_dtype)
         self._engine, self._scheme, self._kv_dtype = engine, _SCHEMES[precision], kv_dtype
 
-    def begin(self, config: ModelConfig, digests: Mapping[str, Digest], reuse: Model | None) -> NativeBuilder:
+    def begin(
+        self,
+        config: ModelConfig,
+        digests: Mapping[str, Digest],
+        reuse: Model | None,
+        changes: Changes = NO_CHANGES,
+    ) -> NativeBuilder:
         old = reuse if isinstance(reuse, NativeLlama) else None
         try:
-            return NativeBuilder(config, digests, self._engine, self._scheme, old)
+            return NativeBuilder(config, digests, self._engine, self._scheme, old, changes)
         except NativeUnavailable as error:
             raise InvalidRequest(f"the native engine of this worker can't compute it: {error}") from error
 

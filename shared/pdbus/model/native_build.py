@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,11 +13,25 @@ from pdbus.model.config import ModelConfig, expected_tensors
 from pdbus.model.frequencies import frequencies
 from pdbus.model.native_layer import linear_runs, packed_layer
 from pdbus.model.native_llama import NativeLayer, NativeLlama, Precision
-from pdbus.model.parts import EMBEDDING, HEAD, NORM, Part, parts_of, unchanged
+from pdbus.model.native_patch import PATCHABLE, LayerPatch, rows_packed
+from pdbus.model.parts import (
+    EMBEDDING,
+    HEAD,
+    NO_CHANGES,
+    NORM,
+    Changes,
+    Part,
+    Patch,
+    parts_of,
+    patches_of,
+    unchanged,
+)
 from pdbus.model.rotate import rotated
 from pdbus.native.build import NativeUnavailable
 from pdbus.native.library import GROUP, LANES, NativeEngine
 from pdbus.native.pack import PackedLinear
+from pdbus.native.pack_runs import PackedRuns
+from pdbus.native.patch import PatchedLinear
 from pdbus.weights.layer import layer_of
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -58,35 +72,69 @@ class NativeBuilder:
         engine: NativeEngine,
         precision: Precision,
         reuse: NativeLlama | None = None,
+        changes: Changes = NO_CHANGES,
     ) -> None:
-        """Shares the layers that `reuse` has under the same digest. Raises NativeUnavailable where the kernels don't
-        fit the model."""
+        """Shares the layers that `reuse` has under the same digest, and what doesn't change of those in `changes`.
+        Raises NativeUnavailable where the kernels don't fit the model."""
         check_supported(config)
         self._config, self._digests, self._engine, self._precision = config, dict(digests), engine, precision
         self._rotates = precision == "int8-rows"
         self._head_from = EMBEDDING if config.tied_embeddings else HEAD
         old = reuse if reuse and (reuse.precision, reuse.config) == (precision, config) else None
         same = unchanged(digests, old.digests if old else {})
+        patched = frozenset(changes) - same if old and precision in PATCHABLE else frozenset()
         self._layers: dict[int, NativeLayer] = {}
+        self._layer_patches: dict[int, LayerPatch] = {}
         self._gains: Array | None = None
-        self._old_embedding: Array | None = None
-        self._old_head: PackedLinear | None = None
+        self._embedding: Array | None = None
+        self._head: PackedLinear | PackedRuns | PatchedLinear = linear_runs(config.vocab_size, precision, head=True)
         if old:
-            self._layers = {index: layer for index, layer in enumerate(old.layers) if f"layers.{index}" in same}
-            self._gains = old.final_norm if "head" in same else None
-            self._old_embedding = old.embedding if "embed" in same else None
-            self._old_head = old.head if {layer_of(name) for name in self._of_head} <= same else None
+            for index, layer in enumerate(old.layers):
+                if f"layers.{index}" in same:
+                    self._layers[index] = layer
+                elif f"layers.{index}" in patched:
+                    self._layer_patches[index] = LayerPatch(config, layer, precision)
+            self._take_ends(old, same, patched)
+        self._keeps_embedding = self._embedding is not None and "embed" in same
         shape, dtype = (config.vocab_size, config.hidden_size), np.float32 if precision == "fp32" else np.float16
-        self._embedding: Array = np.empty(shape, dtype) if self._old_embedding is None else self._old_embedding
-        self._head = linear_runs(config.vocab_size, precision, head=True)
-        of_head = () if self._old_head else self._of_head
-        needed = (name for name in expected_tensors(config) if layer_of(name) not in same or name in of_head)
+        if self._embedding is None:
+            self._embedding = np.empty(shape, dtype)
+        of_head = self._of_head if isinstance(self._head, PackedRuns) else ()
+        kept = same | patched
+        needed = (name for name in expected_tensors(config) if layer_of(name) not in kept or name in of_head)
         self.parts = parts_of(config, tuple(needed))
+        self.patches = patches_of(config, (run for layer in sorted(patched) for run in changes[layer]))
 
     @property
     def _of_head(self) -> tuple[str, ...]:
         """The tensors that the head is made from."""
         return (self._head_from, NORM) if self._rotates else (self._head_from,)
+
+    def _take_ends(self, old: NativeLlama, same: frozenset[str], patched: frozenset[str]) -> None:
+        """Embedding, last norm and head of the older version, as far as they stay or are to be patched."""
+        if "head" in same | patched:
+            self._gains = old.final_norm
+        if "embed" in same:
+            self._embedding = old.embedding
+        elif "embed" in patched:
+            self._embedding = old.embedding.copy()
+        of_head = {layer_of(name) for name in self._of_head}
+        if of_head <= same:
+            self._head = old.head
+        elif of_head <= same | patched:
+            self._head = PatchedLinear(old.head)
+
+    def patch(self, patch: Patch, arrays: Sequence[Array]) -> None:
+        for run, rows in zip(patch.runs, arrays, strict=True):
+            layer = layer_of(run.tensor)
+            if layer.startswith("layers."):
+                index = int(layer.removeprefix("layers."))
+                name = run.tensor.removeprefix(f"model.{layer}.")
+                self._layer_patches[index].put(name, run.rows.start, rows)
+            elif run.tensor == NORM:
+                self._gains = np.array(rows, np.float32)
+            else:
+                self._add_rows(run.tensor, run.rows.start, rows)
 
     def add(self, part: Part, arrays: Mapping[str, Array]) -> None:
         part.check(arrays)
@@ -100,6 +148,8 @@ class NativeBuilder:
             self._layers[index] = packed_layer(self._config, index, arrays, self._precision)
 
     def finish(self) -> NativeLlama:
+        assert self._embedding is not None
+        self._layers |= {index: patch.layer() for index, patch in self._layer_patches.items()}
         return NativeLlama(
             config=self._config,
             precision=self._precision,
@@ -107,17 +157,22 @@ class NativeBuilder:
             embedding=self._embedding,
             layers=tuple(self._layers[index] for index in range(self._config.layers)),
             final_norm=None if self._rotates else self._gains,
-            head=self._old_head or self._head.packed(),
+            head=self._head if isinstance(self._head, PackedLinear) else self._head.packed(),
             digests=self._digests,
             _frequencies=frequencies(self._config),
         )
 
     def _add_rows(self, name: str, start: int, rows: Array) -> None:
-        if name == EMBEDDING and self._old_embedding is None:
+        if name == EMBEDDING and not self._keeps_embedding:
+            assert self._embedding is not None
             turned = rotated(self._config, EMBEDDING, {name: rows}) if self._rotates else rows
             self._embedding[start : start + len(rows)] = turned
-        if name == self._head_from and self._old_head is None:
-            if self._rotates:
-                assert self._gains is not None, "the last norm is the first part"
-                rows = rotated(self._config, HEAD, {name: rows, NORM: self._gains})
-            self._head.add(rows)
+        if name != self._head_from or isinstance(self._head, PackedLinear):
+            return
+        if isinstance(self._head, PatchedLinear):
+            self._head.put(start, rows, rows_packed(self._precision, head=True))
+            return
+        if self._rotates:
+            assert self._gains is not None, "the last norm is the first part"
+            rows = rotated(self._config, HEAD, {name: rows, NORM: self._gains})
+        self._head.add(rows)

@@ -13,6 +13,7 @@ from pdbus.messages.common import Digest
 from pdbus.model.backend import Backend, Model
 from pdbus.model.build import TorchBuilder
 from pdbus.model.config import ModelConfig
+from pdbus.model.parts import NO_CHANGES, Changes
 from pdbus.model.llama import Llama
 
 
@@ -23,7 +24,13 @@ class TorchBackend(Backend):
         self.compute_class = compute_class(device, kv_dtype)
         self._device, self._kv_dtype = device, kv_dtype
 
-    def begin(self, config: ModelConfig, digests: Mapping[str, Digest], reuse: Model | None) -> TorchBuilder:
+    def begin(
+        self,
+        config: ModelConfig,
+        digests: Mapping[str, Digest],
+        reuse: Model | None,
+        changes: Changes = NO_CHANGES,
+    ) -> TorchBuilder:
         return TorchBuilder(config, digests, reuse if isinstance(reuse, Llama) else None, self._device)
 
     def page_format(self, config: ModelConfig) -> PageFormat:
