@@ -40,6 +40,8 @@ class EngineService(Service[S], Generic[S]):
         self.fleet = Fleet(bus)
         self._history = HistoryFollower(bus, settings.model)
         self._cache = ModelCache.open(settings.cache, settings.cache_bytes)
+        if settings.weight_bytes is not None and self._cache.folder is None:
+            raise SettingsError(f"PDBUS_WEIGHT_BYTES: layers can't be streamed from the folder {settings.cache}")
         self._reader = BlockReader(bus, settings.model, self._history, self._cache)
         options = BackendOptions(
             settings.engine,
@@ -48,6 +50,8 @@ class EngineService(Service[S], Generic[S]):
             settings.device,
             settings.threads,
             settings.cores_file,
+            self._cache.folder,
+            settings.weight_bytes,
         )
         kept = partial(self._cache.count, "kept")
         self.versions = Versions(self._reader, partial(open_backend, options), self.changed.set, kept)

@@ -127,12 +127,12 @@ async def load(
     backend = await backend_for(config)
     meta = digests.pop(META, None)
     changes = changed_rows(reuse.manifest, manifest) if reuse and meta == reuse.digests[META] else NO_CHANGES
-    begin = partial(backend.begin, config, digests, reuse.model if reuse else None, changes)
+    tensors = {name: tensor for name, tensor in manifest.tensors.items() if layer_of(name) != META}
+    begin = partial(backend.begin, config, digests, reuse.model if reuse else None, changes, tensors)
     builder = await asyncio.to_thread(begin)
     await _fill(builder, root, source, ctx, progress)
     model = await asyncio.to_thread(builder.finish)
     await asyncio.to_thread(give_back)
-    tensors = {name: tensor for name, tensor in manifest.tensors.items() if layer_of(name) != META}
     on_kept(*_kept(tensors, builder))
     scope = prefix_scope(
         config,

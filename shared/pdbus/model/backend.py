@@ -12,7 +12,7 @@ from pdbus.kv.format import PageFormat
 from pdbus.messages.common import Digest
 from pdbus.model.batch import Batch
 from pdbus.model.config import ModelConfig
-from pdbus.model.parts import NO_CHANGES, Changes, Part, Patch
+from pdbus.model.parts import NO_CHANGES, NO_TENSORS, Changes, Part, Patch, Tensors
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 M = TypeVar("M")
@@ -68,10 +68,12 @@ class Backend(Protocol):
         digests: Mapping[str, Digest],
         reuse: Model | None,
         changes: Changes = NO_CHANGES,
+        tensors: Tensors = NO_TENSORS,
     ) -> Builder[Model]:
         """A version beside `reuse`, of which it shares each layer that has the same digest there.
 
-        `changes`: of layers that differ from those of `reuse` in some blocks only, the rows that do.
+        `changes`: of layers that differ from those of `reuse` in some blocks only, the rows that do. `tensors`: of the
+        version by name; without them nothing is looked for on disk, and none can be streamed.
 
         Raises InvalidRequest for a model that can't be computed."""
 

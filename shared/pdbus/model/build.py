@@ -53,7 +53,7 @@ class TorchBuilder:
         self._old_head: Linear | None = None
         if old:
             self._layers = {index: layer for index, layer in enumerate(old.layers) if f"layers.{index}" in same}
-            if "embed" in same:
+            if "embed" in same and isinstance(old.embedding, Tensor):
                 self._tables[EMBEDDING] = old.embedding
             if "head" in same:
                 self._norm, self._old_head = old.final_norm, old.head

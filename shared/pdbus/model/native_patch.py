@@ -91,4 +91,3 @@ def _place(config: ModelConfig, module: str) -> _Place:
         "mlp.up_proj": _Place("gate_up", every=2, offset=1),
         "mlp.down_proj": _Place("down"),
     }[module]
-

@@ -14,7 +14,7 @@ from pdbus.errors import Corrupt
 from pdbus.messages.common import Digest
 from pdbus.model.config import ModelConfig, expected_tensors
 from pdbus.weights.blocks import Run, rows_per_block
-from pdbus.weights.layer import layer_of
+from pdbus.weights.layer import Tensor, layer_of
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -26,6 +26,8 @@ _RUN_BYTES = 8 << 20
 Changes: TypeAlias = Mapping[str, tuple[Run, ...]]
 """Layer -> rows that changed (weights/changes.py)."""
 NO_CHANGES: Changes = MappingProxyType({})
+Tensors: TypeAlias = Mapping[str, Tensor]
+NO_TENSORS: Tensors = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,10 @@ class ModelCache:
     def __init__(self, folder: CacheFolder | None) -> None:
         self.folder = folder
         self._blocks = Tally(
-            "pdbus.model_cache.blocks", "{block}", "Blocks of the versions that were loaded, by where they were.", "outcome"
+            "pdbus.model_cache.blocks",
+            "{block}",
+            "Blocks of the versions that were loaded, by where they were.",
+            "outcome",
         )
         self._bytes = Tally("pdbus.model_cache.bytes", "By", "The same in bytes.", "outcome")
         meter().create_observable_counter(
