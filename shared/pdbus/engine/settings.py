@@ -35,8 +35,8 @@ class EngineSettings(Settings):
     """A folder for weights that this host has had before; its workers may share one, and `pdbus up` gives its workers
     one. Absent: none are kept beyond the versions that are loaded."""
     cache_bytes: int = 4 << 30
-    """What that folder may hold on disk: blocks in fp32 and packed layers, in all about 5 bytes a parameter. It is never more
-    than half of what the disk has free."""
+    """What that folder may hold on disk: blocks in fp32 and packed layers, together about 5 bytes a
+    parameter. It is never more than half of what the disk has free."""
     weight_bytes: int | None = None
     """Memory for weights. Below what the model takes, its layers are read from the cache folder as they are computed:
     as many stay in memory as fit. Absent: all of them stay."""

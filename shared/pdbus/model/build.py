@@ -34,8 +34,8 @@ def build(
 
 
 class TorchBuilder:
-    """A Builder (model/backend.py). It makes a layer of which anything changed anew: nothing is quantised, so that there
-    is little to be saved."""
+    """A Builder (model/backend.py). A layer of which anything changed is made anew: nothing is quantised, so little
+    could be saved."""
 
     patches: tuple[Patch, ...] = ()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal, TypeAlias
 
 from pdbus.caching.cache_folder import CacheFolder
@@ -17,6 +18,7 @@ from pdbus.model.native_llama import Precision as Scheme
 from pdbus.model.native_pool import NativePool
 from pdbus.model.native_streamed import NativeForm, StreamedNative
 from pdbus.model.parts import NO_CHANGES, NO_TENSORS, Changes, Tensors
+from pdbus.model.piece_keys import PieceKeys
 from pdbus.model.residency import Residency
 from pdbus.model.shelf import Shelf
 from pdbus.model.streamed_build import StreamedBuilder
@@ -55,14 +57,16 @@ class NativeBackend(Backend):
         changes: Changes = NO_CHANGES,
         tensors: Tensors = NO_TENSORS,
     ) -> Builder[NativeLlama | StreamedNative]:
+        keys = partial(PieceKeys, config=config, digests=digests, tensors=tensors)
         try:
             if self._shelf and self._residency:
                 check_supported(config)
                 form = NativeForm(config, self._engine, self._scheme, self._residency)
                 pieces = reuse.pieces if isinstance(reuse, StreamedNative) and reuse.config == config else None
-                return StreamedBuilder(form, self._shelf, self._residency, config, digests, tensors, pieces, changes)
+                return StreamedBuilder(form, self._residency, keys(self._shelf), pieces, changes)
             old = reuse if isinstance(reuse, NativeLlama) else None
-            return NativeBuilder(config, digests, self._engine, self._scheme, old, changes)
+            known = keys(self._shelf) if self._shelf and tensors else None
+            return NativeBuilder(config, digests, self._engine, self._scheme, old, changes, known)
         except NativeUnavailable as error:
             raise InvalidRequest(f"the native engine of this worker can't compute it: {error}") from error
 

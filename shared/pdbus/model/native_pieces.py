@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +20,7 @@ _ARRAYS = ("weight", "scale", "bias")
 
 
 def layer_piece(layer: NativeLayer) -> Piece:
-    numbers: dict[str, tuple[int, ...]] = {"window": (layer.window,)}
+    numbers: dict[str, Sequence[int]] = {"window": (layer.window,)}
     arrays = {name: array for name in _NORMS if (array := getattr(layer, name)) is not None}
     for name in _LINEARS:
         piece = linear_piece(getattr(layer, name), name)

@@ -72,8 +72,8 @@ class _Patch:
 class StreamedNative:
     """One version of a model, ready to compute: to the bit what NativeLlama computes.
 
-    The rows of the embedding that a step needs are copied out of it; while a layer is computed, the one before it is let
-    go, and the one after it is read from disk; the head is computed in runs of its rows."""
+    The rows of the embedding that a step needs are copied out of it; while a layer is computed, the one before it is
+    let go, and the one after it is read from disk; the head is computed in runs of its rows."""
 
     def __init__(self, form: NativeForm, pieces: Pieces, digests: Mapping[str, Digest]) -> None:
         config = form.config
@@ -138,7 +138,7 @@ class StreamedNative:
         return logits
 
     def _embedded(self, batch: Batch) -> Array:
-        """The embeddings of the batch's tokens, [tokens, hidden]. Raises ValueError for an id outside the vocabulary."""
+        """Of the batch's tokens, [tokens, hidden]. Raises ValueError for an id outside the vocabulary."""
         tokens = np.array(batch.tokens, np.int64)
         if tokens.min() < 0 or tokens.max() >= self.config.vocab_size:
             raise ValueError(f"a token id is outside the vocabulary of {self.config.vocab_size}")

@@ -1,9 +1,9 @@
 """Which pieces of a model stay in memory where not all of them fit: the rest is read as it is computed with.
 
-A step reads every piece of the layers and of the head once, in order, so that all of them gain the same by staying: those
-that stay are spread evenly, and there is time to read a piece while others are computed. Of the embedding only the
-rows of the step's tokens are read: it stays last of all. Pieces are mapped files: one that does not stay lies in the
-system's page cache, as far as there is room, and not in this process's memory.
+A step reads every piece of the layers and of the head once, in order, so that all of them gain the same by staying:
+those that stay are spread evenly, so that there is time to read a piece while others are computed. Of the embedding
+only the rows of the step's tokens are read: it stays last of all. Pieces are mapped files: one that does not stay lies
+in the system's page cache, as far as there is room, and not in this process's memory.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def spread(count: int, of: int) -> list[int]:
 
 
 def least_bytes(layers: Sequence[int], head: Sequence[int], embedding: Sequence[int]) -> int:
-    """What is in memory at once where nothing stays: a piece and the one before it, and a piece of the embedding."""
+    """What is in memory at once where nothing stays: a piece and the one before it, and one of the embedding."""
     return 2 * max(*layers, *head) + max(embedding)
 
 
 class Residency:
-    """For all versions of a worker: what stays is of the newest one. Pieces that it shares with older ones stay, too."""
+    """For all versions of a worker: what stays is of the newest one, also what older ones share with it."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget = budget_bytes

@@ -2,8 +2,8 @@
 
     magic 8 | SHA-256 of all that follows | header bytes u32 | header | arrays, each at a multiple of 64
 
-The header is msgpack: numbers that describe the piece, and (name, dtype, shape, offset) of each array. A piece is found by
-what it was made from and by the code that made it (`Shelf.key`), and used only if its checksum holds.
+The header is msgpack: numbers that describe the piece, and (name, dtype, shape, offset) of each array. A piece is found
+by what it was made from and by the code that made it (`Shelf.key`), and used only if its checksum holds.
 """
 
 from __future__ import annotations

@@ -12,15 +12,14 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from pdbus.canonical import digest
 from pdbus.errors import Corrupt, Unavailable
 from pdbus.messages.common import Digest
-from pdbus.model.config import ModelConfig, expected_tensors
-from pdbus.model.parts import EMBEDDING, HEAD, NORM, Changes, Part, Patch, parts_of, patches_of
+from pdbus.model.config import expected_tensors
+from pdbus.model.parts import NORM, Changes, Part, Patch, parts_of, patches_of
+from pdbus.model.piece_keys import PieceKeys
 from pdbus.model.residency import Residency
-from pdbus.model.shelf import Piece, Shelf
-from pdbus.weights.blocks import blocks_of_rows
-from pdbus.weights.layer import Tensor, layer_of
+from pdbus.model.shelf import Piece
+from pdbus.weights.layer import layer_of
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 M_co = TypeVar("M_co", covariant=True)
@@ -67,21 +66,18 @@ class StreamedBuilder(Generic[M_co]):
     def __init__(
         self,
         form: Form[M_co],
-        shelf: Shelf,
         residency: Residency,
-        config: ModelConfig,
-        digests: Mapping[str, Digest],
-        tensors: Mapping[str, Tensor],
+        keys: PieceKeys,
         old: Pieces | None,
         changes: Changes,
     ) -> None:
         """Takes pieces of `old`, and of the shelf, as far as they are there."""
-        self._form, self._shelf, self._residency, self._config = form, shelf, residency, config
-        self._digests, self._tensors = dict(digests), tensors
+        self._form, self._residency, self._keys = form, residency, keys
+        self._shelf, self._config = keys.shelf, keys.config
+        config = keys.config
         self._found: dict[Digest, Piece] = {}
         self._patching: dict[int, PieceOfLayer] = {}
         self._patched: dict[int, PieceOfLayer] = {}
-        self._head_from = EMBEDDING if config.tied_embeddings else HEAD
         self._all = parts_of(config, [*expected_tensors(config)])
         needed = [part for part in self._all if not self._has(part, old)]
         for index in range(config.layers) if old else ():
@@ -97,15 +93,15 @@ class StreamedBuilder(Generic[M_co]):
     def add(self, part: Part, arrays: Mapping[str, Array]) -> None:
         part.check(arrays)
         if part.start is None and part.layer == "head":
-            self._keep(self._norm_key, "norm", Piece({}, {"gains": arrays[NORM]}))
+            self._keep(self._keys.norm, "norm", Piece({}, {"gains": arrays[NORM]}))
         elif part.start is None:
             index = int(part.layer.removeprefix("layers."))
-            self._keep(self._layer_key(index), part.layer, self._form.layer(index, arrays))
+            self._keep(self._keys.layer(index), part.layer, self._form.layer(index, arrays))
         else:
-            for kind in self._made_of(part):
+            for kind in self._keys.made_of(part):
                 (rows,) = arrays.values()
                 make = self._form.embedding if kind == "embedding" else self._form.head
-                self._keep(self._rows_key(kind, part), f"{kind}/{part.start}", make(rows))
+                self._keep(self._keys.rows(kind, part), f"{kind}/{part.start}", make(rows))
 
     def patch(self, patch: Patch, arrays: Sequence[Array]) -> None:
         for run, rows in zip(patch.runs, arrays, strict=True):
@@ -118,28 +114,29 @@ class StreamedBuilder(Generic[M_co]):
     def finish(self) -> M_co:
         """Raises SettingsError where the budget is too small for it."""
         self._finish_patches()
-        layers = tuple(self._found[self._layer_key(index)] for index in range(self._config.layers))
+        layers = tuple(self._found[self._keys.layer(index)] for index in range(self._config.layers))
+        runs = [part for part in self._all if part.start is not None]
         ends = {
-            kind: tuple(self._found[self._rows_key(kind, part)] for part in self._all if kind in self._made_of(part))
+            kind: tuple(self._found[self._keys.rows(kind, part)] for part in runs if kind in self._keys.made_of(part))
             for kind in ("embedding", "head")
         }
-        gains = self._found[self._norm_key].arrays["gains"].copy()
+        gains = self._found[self._keys.norm].arrays["gains"].copy()
         pieces = Pieces(self._found, layers, ends["embedding"], ends["head"], gains)
         self._residency.adopt(pieces.layers, pieces.head, pieces.embedding)
-        return self._form.model(pieces, self._digests)
+        return self._form.model(pieces, dict(self._keys.digests))
 
     def _finish_patches(self, but: int | None = None) -> None:
         for index in [one for one in self._patched if one != but]:
-            self._keep(self._layer_key(index), f"layers.{index}", self._patched.pop(index).piece())
+            self._keep(self._keys.layer(index), f"layers.{index}", self._patched.pop(index).piece())
 
     def _has(self, part: Part, old: Pieces | None) -> bool:
         """Whether all that is made from the part is here already."""
         if part.start is not None:
-            keys = [(self._rows_key(kind, part), f"{kind}/{part.start}") for kind in self._made_of(part)]
+            keys = [(self._keys.rows(kind, part), f"{kind}/{part.start}") for kind in self._keys.made_of(part)]
         elif part.layer == "head":
-            keys = [(self._norm_key, "norm")]
+            keys = [(self._keys.norm, "norm")]
         else:
-            keys = [(self._layer_key(int(part.layer.removeprefix("layers."))), part.layer)]
+            keys = [(self._keys.layer(int(part.layer.removeprefix("layers."))), part.layer)]
         for key, name in keys:
             piece = (old.by_key.get(key) if old else None) or self._shelf.map(key, name)
             if piece:
@@ -155,25 +152,3 @@ class StreamedBuilder(Generic[M_co]):
                 "a layer that was just written can't be read: PDBUS_CACHE_BYTES may be too small for the model"
             )
         self._found[key] = found
-
-    def _made_of(self, part: Part) -> tuple[str, ...]:
-        if part.start is None:
-            return ()
-        (name,) = part.shapes
-        kinds = (("embedding", EMBEDDING), ("head", self._head_from))
-        return tuple(kind for kind, source in kinds if source == name)
-
-    @property
-    def _norm_key(self) -> Digest:
-        return self._shelf.key("norm", self._tensors[NORM].digest)
-
-    def _layer_key(self, index: int) -> Digest:
-        return self._shelf.key("layer", index, repr(self._config), self._digests[f"layers.{index}"])
-
-    def _rows_key(self, kind: str, part: Part) -> Digest:
-        (name,) = part.shapes
-        tensor = self._tensors[name]
-        assert part.rows is not None
-        blocks = blocks_of_rows(tensor.shape, tensor.dtype, part.rows)
-        content = digest(b"".join(tensor.blocks[blocks.start : blocks.stop]))
-        return self._shelf.key(kind, list(tensor.shape[1:]), content)

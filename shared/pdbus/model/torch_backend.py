@@ -14,12 +14,13 @@ from pdbus.messages.common import Digest
 from pdbus.model.backend import Backend, Builder, Model
 from pdbus.model.build import TorchBuilder
 from pdbus.model.config import ModelConfig
+from pdbus.model.llama import Llama
 from pdbus.model.parts import NO_CHANGES, NO_TENSORS, Changes, Tensors
+from pdbus.model.piece_keys import PieceKeys
 from pdbus.model.residency import Residency
 from pdbus.model.shelf import Shelf
 from pdbus.model.streamed_build import StreamedBuilder
 from pdbus.model.torch_streamed import StreamedLlama, TorchForm
-from pdbus.model.llama import Llama
 
 
 class TorchBackend(Backend):
@@ -50,7 +51,8 @@ class TorchBackend(Backend):
         if self._shelf and self._residency:
             form = TorchForm(config, torch.device(self._device), self._residency)
             pieces = reuse.pieces if isinstance(reuse, StreamedLlama) and reuse.config == config else None
-            return StreamedBuilder(form, self._shelf, self._residency, config, digests, tensors, pieces, changes)
+            keys = PieceKeys(self._shelf, config, digests, tensors)
+            return StreamedBuilder(form, self._residency, keys, pieces, changes)
         return TorchBuilder(config, digests, reuse if isinstance(reuse, Llama) else None, self._device)
 
     def page_format(self, config: ModelConfig) -> PageFormat:

@@ -1,12 +1,13 @@
 """Some output channels of a packed linear layer replaced: bit for bit what packing all of it anew would give.
 
-It holds for packings that make each channel from its own row alone, and keep all of it in a panel's bytes: all but those
-of rotated weights. Sixteen channels share a panel; those of a panel that stay are taken from what was packed before.
+It holds for packings that make each channel from its own row alone, and keep all of it in a panel's bytes: all but
+those of rotated weights. Sixteen channels share a panel; those that stay are taken from what was packed before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -79,7 +80,7 @@ def _rows_of(panel: int, start: int, stop: int) -> Array:
 
 def _runs(rows: int, first: int, step: int) -> list[tuple[int, int]]:
     bounds = [0, *range(first, rows, step), rows] if first < rows else [0, rows]
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(pairwise(bounds))
 
 
 def _lanes(kind: Kind) -> Array:

@@ -1,4 +1,4 @@
-"""The model cache of a worker: weight blocks that it has had before, on this host's disk; and what that saves, counted."""
+"""The model cache of a worker: weight blocks that it has had before, on the host's disk; what that saves is counted."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class ModelCache:
         with (self.folder.path / "fetching").open("wb") as file:
             loop = asyncio.get_running_loop()
             give_up = loop.time() + _TURN_S
-            while not _locked(file.fileno()) and loop.time() < give_up:
+            while not _locked(file.fileno()) and loop.time() < give_up:  # noqa: ASYNC110 - a lock tells nobody
                 await asyncio.sleep(_LOOK_S)
             yield
 

@@ -102,7 +102,7 @@ def test_many_changes_at_once_and_what_did_not_change_is_shared(tmp_path: Path, 
         now[name][3:17] *= np.float32(2)
     with NativeEngine(1) as engine:
         old = build_native(config, digests_of(was), tensors, engine, precision)
-        made, builder = patched(config, engine, precision, old, was, now)
+        made, _ = patched(config, engine, precision, old, was, now)
         assert equal(made, build_native(config, digests_of(manifest_of(now)), now, engine, precision))
         assert equal(old, build_native(config, digests_of(was), tensors, engine, precision))  # it was left as it is
         assert made.layers[1].qkv is old.layers[1].qkv

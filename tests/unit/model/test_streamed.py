@@ -198,3 +198,23 @@ def test_every_family_can_be_streamed(tmp_path: Path, family: Family, folder: Ca
         backend = backends(replace(options, folder=folder, weight_bytes=1 << 19), checkpoint)
         model, _ = version(backend, checkpoint, dict(checkpoint.tensors()))
         np.testing.assert_allclose(logits(backend, model), expected, atol=1e-4 if options.engine == "torch" else 0)
+
+
+@native
+@pytest.mark.parametrize("precision", ["int8", "int4", "fp32"])
+def test_a_resident_worker_takes_what_another_has_packed(
+    precision: Any, checkpoint: Checkpoint, folder: CacheFolder, backends: Any
+) -> None:
+    tensors = dict(checkpoint.tensors())
+    options = BackendOptions("native", precision, folder=folder)
+    first, second = (backends(options, checkpoint) for _ in range(2))
+    model, builder = version(first, checkpoint, tensors)
+    assert builder.parts
+    twin, builder = version(second, checkpoint, tensors)
+    assert [part.layer for part in builder.parts] == ["head"]  # the last norm
+    expected = logits(first, model)
+    assert np.array_equal(logits(second, twin), expected)
+    streaming = backends(replace(options, weight_bytes=1 << 20), checkpoint)
+    streamed, builder = version(streaming, checkpoint, tensors)
+    assert [part.layer for part in builder.parts] == ["head"]
+    assert np.array_equal(logits(streaming, streamed), expected)
