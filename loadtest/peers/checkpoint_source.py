@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from pdbus.canonical import content_digest
 from pdbus.context import RequestContext
 from pdbus.messages.common import Digest
 from pdbus.model.checkpoint import Checkpoint
-from pdbus.weights.blocks import cut, dtype_name
+from pdbus.weights.blocks import Run, cut, dtype_name
 from pdbus.weights.layer import Tensor, meta_tensor
 from pdbus.weights.manifest import Manifest
 
@@ -42,6 +42,11 @@ class CheckpointSource:
         if names is None:
             return dict(self._checkpoint.tensors())
         return {name: self._read(name)[rows or slice(None)] for name in names}
+
+    async def runs(
+        self, root: Digest, ctx: RequestContext, runs: Sequence[Run], *, progress: object = None
+    ) -> Sequence[np.ndarray]:
+        return [self._read(run.tensor)[run.rows] for run in runs]
 
     def _read(self, name: str) -> np.ndarray:
         """The runs of rows of a large tensor are asked for one after another: it is read once for all of them."""

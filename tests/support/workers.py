@@ -64,6 +64,10 @@ class LocalSource:
         known = self._checkpoints[root].tensors()
         return {name: array[all_rows] for name, array in known if names is None or name in names}
 
+    async def runs(self, root: bytes, ctx: RequestContext, runs: Any, *, progress: Any = None) -> Any:
+        known = dict(self._checkpoints[root].tensors())
+        return [known[run.tensor][run.rows] for run in runs]
+
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(3, 320), k=length)

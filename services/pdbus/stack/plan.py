@@ -83,7 +83,11 @@ def processes(
         return plan("router", number, PDBUS_HTTP_HOST=options.host, PDBUS_HTTP_PORT=str(port))
 
     checkpoint = {"PDBUS_CHECKPOINT": options.checkpoint}
-    engine = {"PDBUS_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+    engine = {
+        "PDBUS_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads),
+        "PDBUS_CACHE": str(folder.of_model(options.model) / "weights"),
+    }
     given = {
         "PDBUS_CORES_FILE": cores_file,
         "PDBUS_PRECISION": options.precision,

@@ -33,7 +33,7 @@ DEFAULT_TIMEOUT_S = 120.0
 class Client:
     """Asks whichever router answers for `model` (NAME, NAME@REF or NAME@ROOT).
 
-    What can be retried is, with jittered backoff and within a budget of all requests, until the request's timeout; under
+    What can be retried is, with jittered backoff and within one budget, until the request's timeout; under
     one idempotency key, so that a repeated request gives the same answer.
 
     Bodies and answers are those of OpenAI's API, as dictionaries; `fields` are the body's other fields. All methods

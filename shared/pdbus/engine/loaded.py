@@ -21,6 +21,7 @@ from pdbus.engine.failure import Failure
 from pdbus.errors import RootGone
 from pdbus.messages.common import Digest
 from pdbus.model.memory import give_back
+from pdbus.settings import SettingsError
 from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
@@ -92,8 +93,14 @@ class Loaded(ABC, Generic[V]):
         self._changed.set()
 
     async def first(self) -> V:
-        """The first version that becomes ready."""
-        await self._any.wait()
+        """The first version that becomes ready. Raises SettingsError where the settings allow none."""
+        ready = asyncio.create_task(self._any.wait())
+        try:
+            await asyncio.wait({ready, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await cancelled(ready)
+        if not self._ready:
+            self._task.result()
         return next(iter(self._ready.values()))
 
     async def need(self, root: Digest, deadline: Deadline) -> V:
@@ -157,6 +164,8 @@ class Loaded(ABC, Generic[V]):
         try:
             version = await self._load(root)
         except Exception as error:  # whatever it was: the versions that are here go on serving
+            if isinstance(error, SettingsError) and not self._ready:
+                raise
             log.warning("version %s can't be loaded: %s", root.hex()[:12], error)
             self.detail = f"version {root.hex()[:12]} can't be loaded: {error}"
             if root in self._wanted:

@@ -22,6 +22,7 @@ from pdbus.kv.codec import PagePool
 from pdbus.messages.presence import Card, Load
 from pdbus.model.backends import BackendOptions, open_backend
 from pdbus.peers.history import HistoryFollower
+from pdbus.peers.model_cache import ModelCache
 from pdbus.peers.weights import BlockReader
 from pdbus.runtime.service import Service
 from pdbus.settings import SettingsError
@@ -38,7 +39,10 @@ class EngineService(Service[S], Generic[S]):
         super().__init__(settings, bus)
         self.fleet = Fleet(bus)
         self._history = HistoryFollower(bus, settings.model)
-        self._reader = BlockReader(bus, settings.model, self._history)
+        self._cache = ModelCache.open(settings.cache, settings.cache_bytes)
+        if settings.weight_bytes is not None and self._cache.folder is None:
+            raise SettingsError(f"PDBUS_WEIGHT_BYTES: layers can't be streamed from the folder {settings.cache}")
+        self._reader = BlockReader(bus, settings.model, self._history, self._cache)
         options = BackendOptions(
             settings.engine,
             settings.precision,
@@ -46,8 +50,11 @@ class EngineService(Service[S], Generic[S]):
             settings.device,
             settings.threads,
             settings.cores_file,
+            self._cache.folder,
+            settings.weight_bytes,
         )
-        self.versions = Versions(self._reader, partial(open_backend, options), self.changed.set)
+        kept = partial(self._cache.count, "kept")
+        self.versions = Versions(self._reader, partial(open_backend, options), self.changed.set, kept)
         self.worker: Worker[Any] | None = None
 
     @abstractmethod

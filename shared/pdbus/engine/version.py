@@ -18,9 +18,12 @@ from pdbus.model.backend import Backend, Builder, Model
 from pdbus.model.config import ModelConfig
 from pdbus.model.families import config_of, writing
 from pdbus.model.memory import give_back
+from pdbus.model.parts import NO_CHANGES, Part, Patch
 from pdbus.model.scope import prefix_scope
 from pdbus.tasks import cancelled
-from pdbus.weights.layer import is_computed
+from pdbus.weights.blocks import Run, blocks_of_rows
+from pdbus.weights.changes import changed_rows
+from pdbus.weights.layer import META, Tensor, is_computed, layer_of
 from pdbus.weights.manifest import Manifest
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -45,6 +48,11 @@ class WeightSource(Protocol):
     ) -> Mapping[str, np.ndarray]:
         """`rows`: of the one tensor that is named; a run of whole blocks."""
 
+    async def runs(
+        self, root: Digest, ctx: RequestContext, runs: Sequence[Run], *, progress: Progress | None = None
+    ) -> Sequence[np.ndarray]:
+        """Runs of rows of several tensors at once."""
+
 
 @dataclass(eq=False)
 class Version:
@@ -54,7 +62,13 @@ class Version:
     model: Model
     scope: PrefixScope
     """Of its prefix keys, without a salt."""
+    manifest: Manifest
     pins: int = 0
+
+    @property
+    def digests(self) -> Mapping[str, Digest]:
+        """Of all its layers, `meta` among them."""
+        return {layer.name: layer.digest for layer in self.manifest.layers}
 
     @property
     def config(self) -> ModelConfig:
@@ -93,49 +107,89 @@ class Pin:
 async def load(
     root: Digest,
     source: WeightSource,
-    others: Sequence[Model],
+    others: Sequence[Version],
     backend_for: Callable[[ModelConfig], Awaitable[Backend]],
     progress: Progress,
+    on_kept: Callable[[int, int], object] = lambda blocks, size: None,
 ) -> Version:
     """Fetches what none of the `others` holds already, part by part, and builds the version. `backend_for`: what shall
-    compute it.
+    compute it. `on_kept`: told how many blocks, and bytes, did not have to be fetched.
 
     Raises what `source` does, and InvalidRequest for a model that can't be served."""
     ctx = RequestContext.after(LONGEST_DEADLINE_S)
     manifest = await source.manifest(root, ctx)
-    meta = await source.meta(root, ctx)
-    config = writing(config_of(meta))
+    digests = {layer.name: layer.digest for layer in manifest.layers if layer.name == META or is_computed(layer.name)}
+    reuse = max(others, key=lambda other: len(digests.items() & other.digests.items()), default=None)
+    if reuse and digests.get(META) == reuse.digests[META]:
+        config = reuse.config
+    else:
+        config = writing(config_of(await source.meta(root, ctx)))
     backend = await backend_for(config)
-    layers = [layer for layer in manifest.layers if is_computed(layer.name)]
-    digests = {layer.name: layer.digest for layer in layers}
-    reuse = max(others, key=lambda model: len(digests.items() & model.digests.items()), default=None)
-    builder = await asyncio.to_thread(backend.begin, config, digests, reuse)
+    meta = digests.pop(META, None)
+    changes = changed_rows(reuse.manifest, manifest) if reuse and meta == reuse.digests[META] else NO_CHANGES
+    tensors = {name: tensor for name, tensor in manifest.tensors.items() if is_computed(layer_of(name))}
+    begin = partial(backend.begin, config, digests, reuse.model if reuse else None, changes, tensors)
+    builder = await asyncio.to_thread(begin)
     await _fill(builder, root, source, ctx, progress)
     model = await asyncio.to_thread(builder.finish)
     await asyncio.to_thread(give_back)
-    tensors = {tensor.name: tensor.digest for layer in layers for tensor in layer.tensors}
-    scope = prefix_scope(config, tensors, backend.page_format(config), backend.compute_class)
-    return Version(root, model, scope)
+    on_kept(*_kept(tensors, builder))
+    scope = prefix_scope(
+        config,
+        {name: tensor.digest for name, tensor in tensors.items()},
+        backend.page_format(config),
+        backend.compute_class,
+    )
+    return Version(root, model, scope, manifest)
 
 
 async def _fill(
     builder: Builder[Model], root: Digest, source: WeightSource, ctx: RequestContext, progress: Progress
 ) -> None:
     """Fetches a part while the one before it is packed: no more of them are in memory at once."""
-    total, done = sum(part.nbytes for part in builder.parts), 0
+    wanted = (*builder.patches, *builder.parts)
+    total, done = sum(part.nbytes for part in wanted), 0
     packing: asyncio.Task[None] | None = None
     try:
-        for part in builder.parts:
+        for part in wanted:
             told = partial(_told, progress, done, total)
-            arrays = await source.tensors(root, ctx, tuple(part.shapes), rows=part.rows, progress=told)
+            pack = await _fetched(builder, part, root, source, ctx, told)
             if packing:
                 await packing
-            packing = asyncio.create_task(asyncio.to_thread(builder.add, part, arrays))
+            packing = asyncio.create_task(asyncio.to_thread(pack))
             done += part.nbytes
         if packing:
             await packing
     finally:
         await cancelled(packing)
+
+
+async def _fetched(
+    builder: Builder[Model],
+    part: Part | Patch,
+    root: Digest,
+    source: WeightSource,
+    ctx: RequestContext,
+    progress: Progress,
+) -> Callable[[], None]:
+    """What gives the part to the builder, once it is here."""
+    if isinstance(part, Patch):
+        return partial(builder.patch, part, await source.runs(root, ctx, part.runs, progress=progress))
+    arrays = await source.tensors(root, ctx, tuple(part.shapes), rows=part.rows, progress=progress)
+    return partial(builder.add, part, arrays)
+
+
+def _kept(tensors: Mapping[str, Tensor], builder: Builder[Model]) -> tuple[int, int]:
+    """Blocks of the version that the builder did not ask for, and their bytes."""
+    blocks = sum(len(tensor.blocks) for tensor in tensors.values())
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    for run in (run for patch in builder.patches for run in patch.runs):
+        blocks -= len(blocks_of_rows(tensors[run.tensor].shape, "fp32", run.rows))
+    for part in builder.parts:
+        for name in part.shapes:
+            rows = part.rows or slice(0, tensors[name].shape[0])
+            blocks -= len(blocks_of_rows(tensors[name].shape, "fp32", rows))
+    return blocks, size - sum(part.nbytes for part in (*builder.patches, *builder.parts))
 
 
 def _told(progress: Progress, before: int, total: int, done: int, of_part: int) -> None:

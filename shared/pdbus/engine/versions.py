@@ -21,20 +21,21 @@ from pdbus.model.config import ModelConfig
 
 class Versions(Loaded[Version]):
     """`open_backend` is called in a thread, once, for the first version: what it gives computes all of them, and is
-    closed in the end."""
+    closed in the end. `on_kept`: as in `load`."""
 
     def __init__(
         self,
         source: WeightSource,
         open_backend: Callable[[ModelConfig], Backend],
         on_change: Callable[[], object] = lambda: None,
+        on_kept: Callable[[int, int], object] = lambda blocks, size: None,
     ) -> None:
         super().__init__(on_change)
         self.backend: Backend | None = None
         """None before the first version."""
         self.kv_roots: dict[Digest, Digest] = {}
         """KV-relevant roots of the versions that are or were here: cached pages may outlive their version."""
-        self._source, self._open_backend = source, open_backend
+        self._source, self._open_backend, self._on_kept = source, open_backend, on_kept
         self._opening: asyncio.Task[Backend] | None = None
 
     async def __aexit__(
@@ -64,8 +65,8 @@ class Versions(Loaded[Version]):
         return version.pins > 0
 
     async def _load(self, root: Digest) -> Version:
-        others = [version.model for version in self._ready.values()]
-        version = await load(root, self._source, others, self._backend_for, self._loading(root))
+        others = [*self._ready.values()]
+        version = await load(root, self._source, others, self._backend_for, self._loading(root), self._on_kept)
         if self.page_format not in (None, version.scope.page_format):
             raise InvalidRequest(
                 f"its KV pages ({version.scope.page_format}) differ from this worker's ({self.page_format})"

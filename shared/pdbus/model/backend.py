@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -12,7 +12,7 @@ from pdbus.kv.format import PageFormat
 from pdbus.messages.common import Digest
 from pdbus.model.batch import Batch
 from pdbus.model.config import ModelConfig
-from pdbus.model.parts import Part
+from pdbus.model.parts import NO_CHANGES, NO_TENSORS, Changes, Part, Patch, Tensors
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 M = TypeVar("M")
@@ -42,13 +42,19 @@ class Builder(Protocol[M_co]):
     parts: tuple[Part, ...]
     """What has to be given, in this order."""
 
+    patches: tuple[Patch, ...]
+    """What has to be given besides, in any order."""
+
+    def patch(self, patch: Patch, arrays: Sequence[Array]) -> None:
+        """Puts rows, an array for each run, into copies of what the older version has of their layers."""
+
     def add(self, part: Part, arrays: Mapping[str, Array]) -> None:
         """Takes a copy of the part, in the form that is computed with.
 
         Raises Corrupt where a tensor is missing or not as the config asks."""
 
     def finish(self) -> M_co:
-        """Once all parts were given."""
+        """Once all parts and patches were given."""
 
 
 class Backend(Protocol):
@@ -56,8 +62,18 @@ class Backend(Protocol):
 
     compute_class: str
 
-    def begin(self, config: ModelConfig, digests: Mapping[str, Digest], reuse: Model | None) -> Builder[Model]:
+    def begin(
+        self,
+        config: ModelConfig,
+        digests: Mapping[str, Digest],
+        reuse: Model | None,
+        changes: Changes = NO_CHANGES,
+        tensors: Tensors = NO_TENSORS,
+    ) -> Builder[Model]:
         """A version beside `reuse`, of which it shares each layer that has the same digest there.
+
+        `changes`: of layers that differ from those of `reuse` in some blocks only, the rows that do. `tensors`: of the
+        version by name; without them nothing is looked for on disk, and none can be streamed.
 
         Raises InvalidRequest for a model that can't be computed."""
 

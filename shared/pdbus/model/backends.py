@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from pdbus.caching.cache_folder import CacheFolder
 from pdbus.errors import InvalidRequest
 from pdbus.kv.format import KvDtype
 from pdbus.model.backend import Backend
@@ -35,6 +36,10 @@ class BackendOptions:
     device: str = "cpu"
     threads: int = 1
     cores_file: Path | None = None
+    folder: CacheFolder | None = None
+    """Where packed weights are kept."""
+    weight_bytes: int | None = None
+    """Memory for weights; None: all of them stay there."""
 
 
 def open_backend(options: BackendOptions, config: ModelConfig) -> Backend:
@@ -54,7 +59,8 @@ def _open(options: BackendOptions, config: ModelConfig) -> Backend:
     kv_dtype: KvDtype = "int8" if options.kv_dtype == "auto" and precision != "fp32" else exact_kv
     try:
         check_supported(config)
-        return NativeBackend(NativeEngine(options.threads, cores=options.cores_file), precision, kv_dtype)
+        engine = NativeEngine(options.threads, cores=options.cores_file)
+        return NativeBackend(engine, precision, kv_dtype, options.folder, options.weight_bytes)
     except NativeUnavailable as error:
         if options.engine == "native":
             raise InvalidRequest(f"the native engine can't serve here: {error}") from error
@@ -67,4 +73,4 @@ def _torch(options: BackendOptions, kv_dtype: KvDtype) -> Backend:
     # Only here: torch costs a worker that never computes with it 200 MB and seconds of its start.
     from pdbus.model.torch_backend import TorchBackend
 
-    return TorchBackend(options.device, kv_dtype, options.threads)
+    return TorchBackend(options.device, kv_dtype, options.threads, options.folder, options.weight_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,7 +15,7 @@ from pdbus.model.backend import built
 from pdbus.model.config import ModelConfig, expected_tensors
 from pdbus.model.linear import Fp32Linear, Linear, fused
 from pdbus.model.llama import Layer, Llama
-from pdbus.model.parts import EMBEDDING, HEAD, NORM, Part, parts_of, unchanged
+from pdbus.model.parts import EMBEDDING, HEAD, NORM, Part, Patch, parts_of, unchanged
 from pdbus.model.rope import Rope
 from pdbus.weights.layer import layer_of
 
@@ -34,7 +34,10 @@ def build(
 
 
 class TorchBuilder:
-    """A Builder (model/backend.py)."""
+    """A Builder (model/backend.py). A layer of which anything changed is made anew: nothing is quantised, so little
+    could be saved."""
+
+    patches: tuple[Patch, ...] = ()
 
     def __init__(
         self, config: ModelConfig, digests: Mapping[str, Digest], reuse: Llama | None, device: torch.device | str
@@ -50,11 +53,14 @@ class TorchBuilder:
         self._old_head: Linear | None = None
         if old:
             self._layers = {index: layer for index, layer in enumerate(old.layers) if f"layers.{index}" in same}
-            if "embed" in same:
+            if "embed" in same and isinstance(old.embedding, Tensor):
                 self._tables[EMBEDDING] = old.embedding
             if "head" in same:
                 self._norm, self._old_head = old.final_norm, old.head
         self.parts = parts_of(config, [name for name in expected_tensors(config) if layer_of(name) not in same])
+
+    def patch(self, patch: Patch, arrays: Sequence[np.ndarray]) -> None:
+        raise NotImplementedError("it asks for none")
 
     def add(self, part: Part, arrays: Arrays) -> None:
         part.check(arrays)

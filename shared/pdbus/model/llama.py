@@ -6,9 +6,9 @@ so that versions share those that did not change (model/build.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -25,6 +25,12 @@ from pdbus.model.linear import Linear
 from pdbus.model.rope import Rope, Rotation
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+class Rows(Protocol):
+    """A table of which rows are taken by their numbers."""
+
+    def __getitem__(self, ids: Tensor, /) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +63,9 @@ class Llama:
 
     config: ModelConfig
     device: torch.device
-    embedding: Tensor
+    embedding: Rows
     """[vocab, hidden]"""
-    layers: tuple[Layer, ...]
+    layers: Sequence[Layer]
     final_norm: Tensor
     head: Linear
     rope: Rope

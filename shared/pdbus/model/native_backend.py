@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal, TypeAlias
 
+from pdbus.caching.cache_folder import CacheFolder
 from pdbus.errors import InvalidRequest
 from pdbus.kv.format import PAGE_TOKENS, KvDtype, PageFormat
 from pdbus.messages.common import Digest
-from pdbus.model.backend import Backend, Model
+from pdbus.model.backend import Backend, Builder, Model
 from pdbus.model.config import ModelConfig
-from pdbus.model.native_build import NativeBuilder
+from pdbus.model.native_build import NativeBuilder, check_supported
 from pdbus.model.native_llama import NativeLlama
 from pdbus.model.native_llama import Precision as Scheme
 from pdbus.model.native_pool import NativePool
+from pdbus.model.native_streamed import NativeForm, StreamedNative
+from pdbus.model.parts import NO_CHANGES, NO_TENSORS, Changes, Tensors
+from pdbus.model.piece_keys import PieceKeys
+from pdbus.model.residency import Residency
+from pdbus.model.shelf import Shelf
+from pdbus.model.streamed_build import StreamedBuilder
 from pdbus.native.build import NativeUnavailable, kernel_version
 from pdbus.native.library import NativeEngine
 
@@ -26,14 +34,39 @@ _SCHEMES: dict[Precision, Scheme] = {"fp32": "fp32", "int8": "int8-groups", "int
 class NativeBackend(Backend):
     """Owns the engine: its threads end with `close`."""
 
-    def __init__(self, engine: NativeEngine, precision: Precision, kv_dtype: KvDtype) -> None:
+    def __init__(
+        self,
+        engine: NativeEngine,
+        precision: Precision,
+        kv_dtype: KvDtype,
+        folder: CacheFolder | None = None,
+        weight_bytes: int | None = None,
+    ) -> None:
+        """`folder`: where packed layers are kept. `weight_bytes`: memory for weights, of a model that is read from
+        there as it computes."""
         self.compute_class = compute_class(_SCHEMES[precision], kv_dtype)
         self._engine, self._scheme, self._kv_dtype = engine, _SCHEMES[precision], kv_dtype
+        self._shelf = Shelf(folder, self._scheme) if folder else None
+        self._residency = Residency(weight_bytes) if weight_bytes is not None else None
 
-    def begin(self, config: ModelConfig, digests: Mapping[str, Digest], reuse: Model | None) -> NativeBuilder:
-        old = reuse if isinstance(reuse, NativeLlama) else None
+    def begin(
+        self,
+        config: ModelConfig,
+        digests: Mapping[str, Digest],
+        reuse: Model | None,
+        changes: Changes = NO_CHANGES,
+        tensors: Tensors = NO_TENSORS,
+    ) -> Builder[NativeLlama | StreamedNative]:
+        keys = partial(PieceKeys, config=config, digests=digests, tensors=tensors)
         try:
-            return NativeBuilder(config, digests, self._engine, self._scheme, old)
+            if self._shelf and self._residency:
+                check_supported(config)
+                form = NativeForm(config, self._engine, self._scheme, self._residency)
+                pieces = reuse.pieces if isinstance(reuse, StreamedNative) and reuse.config == config else None
+                return StreamedBuilder(form, self._residency, keys(self._shelf), pieces, changes)
+            old = reuse if isinstance(reuse, NativeLlama) else None
+            known = keys(self._shelf) if self._shelf and tensors else None
+            return NativeBuilder(config, digests, self._engine, self._scheme, old, changes, known)
         except NativeUnavailable as error:
             raise InvalidRequest(f"the native engine of this worker can't compute it: {error}") from error
 

@@ -54,7 +54,7 @@ class NativeLlama:
     _struct: ModelStruct = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_struct", self._described())
+        object.__setattr__(self, "_struct", self.described(self.embedding))
 
     def page_format(self, kv_dtype: KvDtype = "fp32") -> PageFormat:
         """The format of the pages that `forward` needs."""
@@ -77,11 +77,12 @@ class NativeLlama:
         """Computes one step; returns fp32 logits [len(batch.logit_rows), vocab]. As Llama.forward; besides, `greedy`
         int32 [len(batch.logit_rows)] is filled with the best token of each row."""
         logits: Array = np.empty((len(batch.logit_rows), self.config.vocab_size), np.float32)
-        arrays = _BatchArrays(batch, self.config.vocab_size, pool.pages)
+        arrays = BatchArrays(batch, self.config.vocab_size, pool.pages)
         self.engine.forward(self._struct, pool.struct, arrays.struct, logits, greedy, on_layer)
         return logits
 
-    def _described(self) -> ModelStruct:
+    def described(self, embedding: Array) -> ModelStruct:
+        """For the kernels, with another table of embeddings, which the caller keeps alive, as this model."""
         config = self.config
         layers = (LayerStruct * config.layers)(
             *(
@@ -95,12 +96,12 @@ class NativeLlama:
         return ModelStruct(
             config.hidden_size, config.intermediate_size, config.heads, config.kv_heads, config.head_dim,
             config.layers, config.vocab_size, inner_block(config) if self.precision == "int8-rows" else 0,
-            config.rms_norm_eps, self.embedding.dtype == np.float16, address(self.embedding),
+            config.rms_norm_eps, embedding.dtype == np.float16, address(embedding),
             address(self._frequencies), address(self.final_norm), self.head.struct, layers,
         )  # fmt: skip
 
 
-class _BatchArrays:
+class BatchArrays:
     """A Batch as the kernels read it; keeps the arrays alive that `struct` points into.
 
     The kernels take ids for addresses: one outside of `vocab` or `pool_pages` is a ValueError here."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,8 +13,8 @@ import numpy as np
 from pdbus.errors import Corrupt
 from pdbus.messages.common import Digest
 from pdbus.model.config import ModelConfig, expected_tensors
-from pdbus.weights.blocks import rows_per_block
-from pdbus.weights.layer import layer_of
+from pdbus.weights.blocks import Run, rows_per_block
+from pdbus.weights.layer import Tensor, layer_of
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -21,6 +22,12 @@ EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_he
 PANEL_ROWS = 16
 """Runs of rows begin with a panel of the kernels, and with a block."""
 _RUN_BYTES = 8 << 20
+
+Changes: TypeAlias = Mapping[str, tuple[Run, ...]]
+"""Layer -> rows that changed (weights/changes.py)."""
+NO_CHANGES: Changes = MappingProxyType({})
+Tensors: TypeAlias = Mapping[str, Tensor]
+NO_TENSORS: Tensors = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,40 @@ class Part:
                 raise Corrupt(f"the tensor {name} is missing")
             if array.shape != shape or array.dtype != np.float32:
                 raise Corrupt(f"{name} is {array.dtype} {array.shape}, not float32 {shape}")
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Rows that changed, of any tensors: fetched at once, and put into what an older version has of their layers."""
+
+    runs: tuple[Run, ...]
+    nbytes: int
+
+
+def patches_of(config: ModelConfig, runs: Iterable[Run]) -> tuple[Patch, ...]:
+    """These runs, so many in each patch that it takes 8 MB in fp32, or a block if that is larger."""
+    patches: list[Patch] = []
+    held: list[Run] = []
+    size = 0
+    for run, nbytes in _cut(config, runs):
+        if held and size + nbytes > _RUN_BYTES:
+            patches.append(Patch(tuple(held), size))
+            held, size = [], 0
+        held.append(run)
+        size += nbytes
+    return (*patches, Patch(tuple(held), size)) if held else ()
+
+
+def _cut(config: ModelConfig, runs: Iterable[Run]) -> Iterator[tuple[Run, int]]:
+    shapes = expected_tensors(config)
+    for run in runs:
+        shape = shapes[run.tensor]
+        row_bytes = 4 * math.prod(shape[1:])
+        step = rows_per_block(shape, "fp32")
+        step *= max(1, _RUN_BYTES // (step * row_bytes))
+        for start in range(run.rows.start, run.rows.stop, step):
+            stop = min(start + step, run.rows.stop)
+            yield Run(run.tensor, slice(start, stop)), (stop - start) * row_bytes
 
 
 def parts_of(config: ModelConfig, names: Collection[str]) -> tuple[Part, ...]:

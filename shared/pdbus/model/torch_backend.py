@@ -7,23 +7,52 @@ from collections.abc import Mapping
 
 import torch
 
+from pdbus.caching.cache_folder import CacheFolder
 from pdbus.kv.format import PAGE_TOKENS, KvDtype, PageFormat
 from pdbus.kv.pool import KvPool
 from pdbus.messages.common import Digest
-from pdbus.model.backend import Backend, Model
+from pdbus.model.backend import Backend, Builder, Model
 from pdbus.model.build import TorchBuilder
 from pdbus.model.config import ModelConfig
 from pdbus.model.llama import Llama
+from pdbus.model.parts import NO_CHANGES, NO_TENSORS, Changes, Tensors
+from pdbus.model.piece_keys import PieceKeys
+from pdbus.model.residency import Residency
+from pdbus.model.shelf import Shelf
+from pdbus.model.streamed_build import StreamedBuilder
+from pdbus.model.torch_streamed import StreamedLlama, TorchForm
 
 
 class TorchBackend(Backend):
-    def __init__(self, device: str, kv_dtype: KvDtype, threads: int) -> None:
-        """`threads`: of the whole process, since torch knows no other."""
+    def __init__(
+        self,
+        device: str,
+        kv_dtype: KvDtype,
+        threads: int,
+        folder: CacheFolder | None = None,
+        weight_bytes: int | None = None,
+    ) -> None:
+        """`threads`: of the whole process, since torch knows no other. `weight_bytes`: memory for weights, of a model
+        that is read from `folder` as it computes."""
         torch.set_num_threads(threads)
         self.compute_class = compute_class(device, kv_dtype)
         self._device, self._kv_dtype = device, kv_dtype
+        self._shelf = Shelf(folder, "torch") if folder else None
+        self._residency = Residency(weight_bytes) if weight_bytes is not None else None
 
-    def begin(self, config: ModelConfig, digests: Mapping[str, Digest], reuse: Model | None) -> TorchBuilder:
+    def begin(
+        self,
+        config: ModelConfig,
+        digests: Mapping[str, Digest],
+        reuse: Model | None,
+        changes: Changes = NO_CHANGES,
+        tensors: Tensors = NO_TENSORS,
+    ) -> Builder[Llama]:
+        if self._shelf and self._residency:
+            form = TorchForm(config, torch.device(self._device), self._residency)
+            pieces = reuse.pieces if isinstance(reuse, StreamedLlama) and reuse.config == config else None
+            keys = PieceKeys(self._shelf, config, digests, tensors)
+            return StreamedBuilder(form, self._residency, keys, pieces, changes)
         return TorchBuilder(config, digests, reuse if isinstance(reuse, Llama) else None, self._device)
 
     def page_format(self, config: ModelConfig) -> PageFormat:

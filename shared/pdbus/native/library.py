@@ -188,6 +188,13 @@ class NativeEngine:
             raise failures[0]
         _check(code)
 
+    def head(self, model: ModelStruct, head: LinearStruct, logits: Array, first: int) -> None:
+        """Logits of the tokens `first` … that `head`, a run of the head's rows, is for; into fp32 logits
+        [rows, vocabulary] of the rows whose logits the last step was asked for."""
+        rows, width = logits.shape
+        y = logits[:, first:].ctypes.data
+        _check(self._library.pd_head(self._handle, ctypes.byref(model), ctypes.byref(head), rows, y, width))
+
     def linear(self, linear: LinearStruct, x: Array) -> Array:
         """x fp32 [rows, inputs] -> fp32 [rows, outputs]."""
         y: Array = np.empty((len(x), linear.outputs), np.float32)
@@ -224,6 +231,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.pd_forward.argtypes = (
         c_void_p, POINTER(ModelStruct), POINTER(PoolStruct), POINTER(BatchStruct), OnLayer, c_void_p, c_void_p,
     )  # fmt: skip
+    library.pd_head.argtypes = (c_void_p, POINTER(ModelStruct), POINTER(LinearStruct), c_int32, c_void_p, c_int32)
     library.pd_linear.argtypes = (c_void_p, POINTER(LinearStruct), c_void_p, c_int32, c_void_p)
     library.pd_top.argtypes = (c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p)
     library.pd_top.restype = None

@@ -24,17 +24,19 @@ class PackedRuns:
     def __init__(self, outputs: int, pack: Pack) -> None:
         self._outputs, self._pack = outputs, pack
         self._rows = 0
+        """Given so far."""
         self._kind, self._inputs = 0, 0
         self._arrays: tuple[Array | None, ...] = ()
 
-    def add(self, weight: Array, bias: Array | None = None) -> None:
+    def add(self, weight: Array, bias: Array | None = None, at: int | None = None) -> PackedLinear:
         """weight fp32 [rows, inputs], bias fp32 [rows]; rows: a multiple of 16, unless they are the last ones.
 
-        `bias`: for all rows of the layer, or for none."""
+        `bias`: for all rows of the layer, or for none. `at`: the first row, where they don't come in order."""
+        first = self._rows if at is None else at
         step = max(_RUN_BYTES // weight[:1].nbytes // LANES, 1) * LANES
         for start in range(0, len(weight), step):
             run = slice(start, start + step)
-            self._append(self._pack(weight[run], None if bias is None else bias[run]))
+            self.put(self._pack(weight[run], None if bias is None else bias[run]), first + start)
 
     def packed(self) -> PackedLinear:
         """The whole layer, once all its rows were given."""
@@ -42,10 +44,11 @@ class PackedRuns:
         struct = LinearStruct(self._kind, self._outputs, self._inputs, 0, *map(address, self._arrays))
         return PackedLinear(struct, self._arrays)
 
-    def _append(self, run: PackedLinear) -> None:
+    def put(self, run: PackedLinear, at: int) -> None:
+        """Rows that are packed, from row `at` on."""
         rows = run.struct.outputs
-        assert not self._rows % LANES, "a run begins with a panel"
-        panels, before = -(-rows // LANES), self._rows // LANES
+        assert not at % LANES, "a run begins with a panel"
+        panels, before = -(-rows // LANES), at // LANES
         if not self._arrays:
             self._kind, self._inputs = run.struct.kind, run.struct.inputs
             total = -(-self._outputs // LANES)
@@ -54,9 +57,19 @@ class PackedRuns:
                                  for array in run.arrays)  # fmt: skip
         for whole, part in zip(self._arrays, run.arrays, strict=True):
             if whole is not None and part is not None:
-                at = len(part) // panels * before
-                whole[at : at + len(part)] = part
+                start = len(part) // panels * before
+                whole[start : start + len(part)] = part
         self._rows += rows
+
+    def given(self, at: int, rows: int) -> PackedLinear:
+        """Rows from `at` on, as they are packed: views of the layer. They were given."""
+        total = -(-self._outputs // LANES)
+        panels = slice(at // LANES, -(-(at + rows) // LANES))
+        arrays = tuple(
+            None if array is None else array[len(array) // total * panels.start : len(array) // total * panels.stop]
+            for array in self._arrays
+        )
+        return PackedLinear(LinearStruct(self._kind, rows, self._inputs, 0, *map(address, arrays)), arrays)
 
 
 def _sized(like: Array, length: int) -> Array:

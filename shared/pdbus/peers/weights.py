@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -13,10 +14,11 @@ from pdbus.context import RequestContext
 from pdbus.errors import NotFound
 from pdbus.messages.common import Digest
 from pdbus.peers.blocks import BlockFetcher, Source, Wanted
+from pdbus.peers.model_cache import ModelCache, Want
 from pdbus.subjects import WEIGHT_BLOCKS, WEIGHT_BLOCKS_OF
-from pdbus.weights.blocks import DTYPES, Array, block_span, blocks_of_rows, byte_view, rows_per_block, shard_of
+from pdbus.weights.blocks import DTYPES, Array, Run, block_span, blocks_of_rows, byte_view, rows_per_block, shard_of
 from pdbus.weights.history import History
-from pdbus.weights.layer import Tensor, is_computed, layer_of, meta_tensor
+from pdbus.weights.layer import Layer, Tensor, is_computed, layer_of, meta_tensor
 from pdbus.weights.manifest import Manifest, layer_block, root_block, root_layers
 from pdbus.weights.placement import ranked
 
@@ -24,6 +26,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 """(bytes so far, bytes in all)."""
 
 _MANIFESTS_KEPT = 8
+_LAYERS_KEPT = 1024
 
 
 class HasHistory(Protocol):
@@ -36,11 +39,14 @@ class HasHistory(Protocol):
 class BlockReader:
     """Reads the versions of one model. May be used by several tasks at once."""
 
-    def __init__(self, bus: Bus, model: str, follower: HasHistory) -> None:
+    def __init__(self, bus: Bus, model: str, follower: HasHistory, cache: ModelCache | None = None) -> None:
+        """`cache`: where blocks are looked for first, and kept; none: nothing is kept."""
         self._model = model
         self._follower = follower
         self._fetcher = BlockFetcher(bus, self._sources)
+        self._cache = cache or ModelCache(None)
         self._manifests: OrderedDict[Digest, Manifest] = OrderedDict()
+        self._layers: OrderedDict[Digest, Layer] = OrderedDict()
 
     async def manifest(self, root: Digest, ctx: RequestContext) -> Manifest:
         """Raises NotFound for a root that no commit made, Corrupt where its manifest is malformed, DeadlineExceeded."""
@@ -49,8 +55,13 @@ class BlockReader:
             return self._manifests[root]
         if root not in self._follower.history.roots:
             raise NotFound(f"{self._model} has no version {root.hex()[:12]}")
-        manifest = await fetch_manifest(self._fetcher, root, ctx)
+        manifest = await fetch_manifest(self._fetcher, root, ctx, self._layers)
         self._manifests[root] = manifest
+        for layer in manifest.layers:
+            self._layers[layer.digest] = layer
+            self._layers.move_to_end(layer.digest)
+        while len(self._layers) > _LAYERS_KEPT:
+            self._layers.popitem(last=False)
         if len(self._manifests) > _MANIFESTS_KEPT:
             self._manifests.popitem(last=False)
         return manifest
@@ -83,6 +94,19 @@ class BlockReader:
         (tensor,) = tensors
         return await self._fetch({tensor: blocks_of_rows(tensor.shape, tensor.dtype, rows)}, ctx, progress)
 
+    async def runs(
+        self, root: Digest, ctx: RequestContext, runs: Sequence[Run], *, progress: Progress | None = None
+    ) -> list[Array]:
+        """Runs of rows of several tensors at once, each of whole blocks. Raises as `tensors`."""
+        manifest = await self.manifest(root, ctx)
+        chosen = []
+        for run in runs:
+            tensor = manifest.tensor(run.tensor)
+            blocks = blocks_of_rows(tensor.shape, tensor.dtype, run.rows)
+            chosen.append((tensor, blocks, _room(tensor, blocks)))
+        await self._bring(_wants(chosen), ctx, progress)
+        return [array for _, _, array in chosen]
+
     async def blocks(self, tensor: Tensor, indices: Iterable[int], ctx: RequestContext) -> dict[int, memoryview]:
         """Single blocks of a tensor by index. Raises as `manifest`."""
         found: dict[Digest, memoryview] = {}
@@ -100,19 +124,40 @@ class BlockReader:
     ) -> dict[str, Array]:
         """`blocks`: those that are wanted of each tensor."""
         arrays = {tensor.name: _room(tensor, wanted) for tensor, wanted in blocks.items()}
-        places, wanted = _places(blocks, arrays)
-        total, done = sum(array.nbytes for array in arrays.values()), 0
+        wants = _wants((tensor, chosen, arrays[tensor.name]) for tensor, chosen in blocks.items())
+        await self._bring(wants, ctx, progress)
+        return arrays
+
+    async def _bring(self, wants: Mapping[Digest, Want], ctx: RequestContext, progress: Progress | None) -> None:
+        """Fills the places of all that is wanted: from the cache, and what is not there from param-servers."""
+        total = sum(want.nbytes for want in wants.values())
+        missing = await self._cache.fill(wants.values())
+        if missing:
+            async with self._cache.turn():
+                missing = await self._cache.fill(missing)
+                await self._fetch_missing({want.digest: want for want in missing}, total, ctx, progress)
+                await self._cache.keep(missing)
+        elif progress:
+            progress(total, total)
+        missed = sum(want.nbytes for want in missing)
+        self._cache.count("miss", len(missing), missed)
+        self._cache.count("hit", len(wants) - len(missing), total - missed)
+
+    async def _fetch_missing(
+        self, missing: Mapping[Digest, Want], total: int, ctx: RequestContext, progress: Progress | None
+    ) -> None:
+        done = total - sum(want.nbytes for want in missing.values())
 
         async def put(digest: Digest, content: memoryview) -> None:
             nonlocal done
-            for place in places[digest]:
+            for place in missing[digest].places:
                 place[:] = content
                 done += len(content)
             if progress:
                 progress(done, total)
 
+        wanted = [Wanted(want.digest, shard_of(*want.name), len(want.places[0])) for want in missing.values()]
         await self._fetcher.fetch(wanted, put, ctx)
-        return arrays
 
     def _sources(self, shard: int) -> Sequence[Source]:
         """The shard's group, whose members hold all of it; then each member by name, its owners first."""
@@ -123,17 +168,23 @@ class BlockReader:
         return (WEIGHT_BLOCKS(model=self._model, shard=str(shard)), *named)
 
 
-async def fetch_manifest(fetcher: BlockFetcher, root: Digest, ctx: RequestContext) -> Manifest:
-    """The manifest of `root`, each part of it checked against the digest that names it."""
+async def fetch_manifest(
+    fetcher: BlockFetcher, root: Digest, ctx: RequestContext, known: Mapping[Digest, Layer] = MappingProxyType({})
+) -> Manifest:
+    """The manifest of `root`, each part of it checked against the digest that names it. `known`: layers by digest, of
+    which nothing is fetched."""
     found: dict[Digest, bytes] = {}
 
     async def put(digest: Digest, content: memoryview) -> None:
         found[digest] = bytes(content)
 
     await fetcher.fetch([Wanted(root, root_block(root, 0).shard)], put, ctx)
-    layers = [layer_block(name, digest, 0) for name, digest in root_layers(found[root])]
-    await fetcher.fetch([Wanted(layer.digest, layer.shard) for layer in layers], put, ctx)
-    return Manifest.assemble(found[root], found)
+    listed = root_layers(found[root])
+    blocks = [layer_block(name, digest, 0) for name, digest in listed if digest not in known]
+    if blocks:
+        await fetcher.fetch([Wanted(layer.digest, layer.shard) for layer in blocks], put, ctx)
+    layers = {layer.digest: Layer.decode(found[layer.digest]) for layer in blocks}
+    return Manifest.of_layers(listed, {digest: layers.get(digest) or known[digest] for _, digest in listed})
 
 
 def _room(tensor: Tensor, blocks: range) -> Array:
@@ -145,18 +196,16 @@ def _room(tensor: Tensor, blocks: range) -> Array:
     return np.empty((rows, *tensor.shape[1:]), DTYPES[tensor.dtype])
 
 
-def _places(
-    blocks: Mapping[Tensor, range], arrays: Mapping[str, Array]
-) -> tuple[Mapping[Digest, list[memoryview]], list[Wanted]]:
-    """Where each block's bytes go (an equal block may go to several places), and what to ask for."""
-    places: defaultdict[Digest, list[memoryview]] = defaultdict(list)
-    wanted = []
-    for tensor, chosen in blocks.items():
-        content, filled = byte_view(arrays[tensor.name]), 0
-        for index in chosen:
+def _wants(chosen: Iterable[tuple[Tensor, Iterable[int], Array]]) -> dict[Digest, Want]:
+    """What to bring, by digest: blocks of each tensor into an array of these alone. An equal block may have several
+    names, and goes to several places."""
+    wants: dict[Digest, Want] = {}
+    for tensor, indices, array in chosen:
+        content, filled = byte_view(array), 0
+        for index in indices:
             digest = tensor.blocks[index]
             _, size = block_span(tensor.shape, tensor.dtype, index)
-            places[digest].append(content[filled : filled + size])
-            wanted.append(Wanted(digest, shard_of(tensor.name, index), size))
+            want = wants.setdefault(digest, Want(digest, (tensor.name, index), []))
+            want.places.append(content[filled : filled + size])
             filled += size
-    return places, wanted
+    return wants

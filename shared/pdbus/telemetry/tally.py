@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from opentelemetry.metrics import CallbackOptions, Observation
 
@@ -18,8 +19,12 @@ class Tally:
         self._counts: Counter[str] = Counter()
         meter().create_observable_counter(name, [self._read], unit, description)
 
-    def add(self, value: str) -> None:
-        self._counts[value] += 1
+    @property
+    def counts(self) -> Mapping[str, int]:
+        return self._counts
+
+    def add(self, value: str, count: int = 1) -> None:
+        self._counts[value] += count
 
     def _read(self, _: CallbackOptions) -> list[Observation]:
         """Possibly in another thread, so from a copy."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -24,6 +25,15 @@ Array: TypeAlias = npt.NDArray[Any]
 
 DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({"fp32": np.dtype("<f4"), "u8": np.dtype("u1")})
 """The element types that a manifest may name, as bytes of a block spell them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Some rows of a tensor, which begin and end as blocks do."""
+
+    tensor: str
+    rows: slice
+    """Start and stop."""
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:

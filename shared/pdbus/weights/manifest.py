@@ -11,7 +11,7 @@ Files of the checkpoint (config, tokenizer, …) are u8 tensors named `meta/<fil
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -60,7 +60,12 @@ class Manifest:
         """From the bytes of the root manifest and of the layer manifests by digest. Raises Corrupt; the caller has
         checked each digest."""
         listed = root_layers(root)
-        found = tuple(Layer.decode(layers[digest]) for _, digest in listed)
+        return cls.of_layers(listed, {digest: Layer.decode(layers[digest]) for _, digest in listed})
+
+    @classmethod
+    def of_layers(cls, listed: Sequence[tuple[str, Digest]], layers: Mapping[Digest, Layer]) -> Manifest:
+        """From what `root_layers` gives, and those layers. Raises Corrupt."""
+        found = tuple(layers[digest] for _, digest in listed)
         if [layer.name for layer in found] != [name for name, _ in listed]:
             raise Corrupt("a layer manifest stands for another layer than the root says")
         return cls(found)

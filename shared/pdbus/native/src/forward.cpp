@@ -210,6 +210,26 @@ PD_EXPORT int pd_forward(void* engine, const PdModel* model, const PdPool* pool,
     }
 }
 
+// Some rows of the head, on the `rows` rows that the last step kept for it: y [rows], `width` floats from one to the next.
+PD_EXPORT int pd_head(void* engine, const PdModel* model, const PdLinear* head, int rows, float* y, int width) {
+    try {
+        Engine& e = *static_cast<Engine*>(engine);
+        const size_t hidden = model->hidden;
+        const float* kept = e.wanted.at_least(rows * hidden);
+        float* normed = e.normed.at_least(rows * hidden);
+        Activations a = e.activations(*head, normed, rows);
+        Threads::Busy busy(e.threads);
+        for (int r = 0; r < rows; r++) {
+            rms_norm(kept + r * hidden, model->final_norm, model->hidden, model->epsilon, normed + r * hidden);
+            take_row(a, r, normed + r * hidden);
+        }
+        run_linear(e.threads, *head, a, rows, Then::SET, y, width);
+        return 0;
+    } catch (const std::exception&) {
+        return -1;
+    }
+}
+
 // A linear layer alone: x [rows, inputs] -> y [rows, outputs].
 PD_EXPORT int pd_linear(void* engine, const PdLinear* linear, const float* x, int rows, float* y) {
     try {

@@ -1,0 +1,45 @@
+"""What the pieces of a version are called on a shelf: by what they are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pdbus.canonical import digest
+from pdbus.messages.common import Digest
+from pdbus.model.config import ModelConfig
+from pdbus.model.parts import EMBEDDING, HEAD, NORM, Part, Tensors
+from pdbus.model.shelf import Shelf
+from pdbus.weights.blocks import blocks_of_rows
+
+
+@dataclass(frozen=True, slots=True)
+class PieceKeys:
+    """Of a version whose layers have these digests, and whose tensors are these."""
+
+    shelf: Shelf
+    config: ModelConfig
+    digests: Mapping[str, Digest]
+    tensors: Tensors
+
+    @property
+    def norm(self) -> Digest:
+        """Of the last norm's gains."""
+        return self.shelf.key("norm", self.tensors[NORM].digest)
+
+    def layer(self, index: int) -> Digest:
+        return self.shelf.key("layer", index, repr(self.config), self.digests[f"layers.{index}"])
+
+    def rows(self, kind: str, part: Part) -> Digest:
+        """Of a run of rows of the embedding or the head."""
+        (name,) = part.shapes
+        tensor = self.tensors[name]
+        blocks = blocks_of_rows(tensor.shape, tensor.dtype, part.rows or slice(0, tensor.shape[0]))
+        content = digest(b"".join(tensor.blocks[blocks.start : blocks.stop]))
+        return self.shelf.key(kind, list(tensor.shape[1:]), content)
+
+    def made_of(self, part: Part) -> tuple[str, ...]:
+        """The kinds of pieces that a run of rows is needed for."""
+        (name,) = part.shapes
+        head_from = EMBEDDING if self.config.tied_embeddings else HEAD
+        return tuple(kind for kind, source in (("embedding", EMBEDDING), ("head", head_from)) if source == name)
