@@ -6,7 +6,7 @@ Nothing of it is visible before its commit is in the change log (commit_point.py
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ from pdbus.client.weights.edits import (
     Edit,
     NewBlock,
     edited,
+    manifest_blocks,
     replaced,
     span,
     touched_by_elements,
@@ -28,14 +29,14 @@ from pdbus.client.weights.edits import (
 )
 from pdbus.client.weights.stager import Stager
 from pdbus.context import Deadline, RequestContext
-from pdbus.errors import InvalidRequest
-from pdbus.messages.changelog import Commit
+from pdbus.errors import Conflict, InvalidRequest, PdbusError
+from pdbus.messages.changelog import NOTHING_CHANGED, Commit, Sealed
 from pdbus.messages.common import Digest
 from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import BlockReader
 from pdbus.weights.blocks import Array, block_count
 from pdbus.weights.layer import META, Tensor, layer_of, meta_tensor
-from pdbus.weights.manifest import Manifest, layer_block, root_block
+from pdbus.weights.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,10 @@ class Committed:
     root: Digest
     seq: int
     """Of its commit in the change log."""
-    changed_blocks: int
-    sent_bytes: int
-    """Of blocks, as they travelled to all their owners."""
+    changed_blocks: int = field(compare=False)
+    """By this process."""
+    sent_bytes: int = field(compare=False)
+    """Of blocks, as they travelled from this process to all their owners."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class Terms:
     author: str
     parent: Digest | None = None
     """None: the head of the line."""
+    sealed: Sealed | None = None
+    """What it takes from a staging branch."""
 
 
 class Update:
@@ -80,7 +84,8 @@ class Update:
         self._tensors: dict[str, Tensor] = {}
         """Those that were changed."""
         self._contents: dict[Digest, memoryview] = {}
-        self._committed = False
+        self._ended = False
+        """The log is known to have the transaction's end."""
 
     async def __aenter__(self) -> Self:
         """Raises NotFound where the line has no version to go on from."""
@@ -93,9 +98,13 @@ class Update:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._committed:
+        if not self._ended:
             reason = str(error) or type(error).__name__ if error else "left without a commit"
-            await append_abort(self._bus, self._model, self._terms.tx, reason)
+            code = error.code if isinstance(error, PdbusError) else Conflict.code
+            await self._abort(reason, code)
+
+    async def _abort(self, reason: str, code: str) -> None:
+        await append_abort(self._bus, self._model, self._terms.tx, reason, code)
 
     async def stage(self, name: str, value: Any, *, before: Any = None) -> int:
         """The whole tensor. Returns how many of its blocks are new.
@@ -176,23 +185,29 @@ class Update:
     async def commit(self) -> Committed:
         """Makes the version exist. Raises Conflict, naming the winner, where the line went on meanwhile;
         DeadlineExceeded and Unavailable where it could not be made durable: nothing is visible of it then."""
-        manifest = Manifest.build({**self._manifest.tensors, **self._tensors}.values())
-        changed = sum(
-            len(set(new.blocks) - set(self._manifest.tensors[name].blocks if name in self._manifest.tensors else ()))
-            for name, new in self._tensors.items()
-        )
-        if manifest.root == self.parent:
-            self._committed = True
-            return Committed(self.parent, self._follower.history.roots[self.parent].at.seq, 0, 0)
-        await self._stager.send(_manifest_blocks(manifest, self._manifest), everywhere=True)
+        return await self._commit(self._current)
+
+    async def _commit(self, tensors: Mapping[str, Tensor]) -> Committed:
+        manifest = Manifest.build(tensors.values())
+        if manifest.root == self.parent and not self._terms.sealed:
+            await self._abort("nothing differs from the parent", NOTHING_CHANGED)
+            return self._done(self.parent, self._follower.history.roots[self.parent].at.seq)
+        await self._stager.send(manifest_blocks(manifest, self._manifest), everywhere=True)
         await self._stager.settle()
         known = {layer.name: layer.digest for layer in self._manifest.layers}
         layers = tuple((one.name, one.digest) for one in manifest.layers if known.get(one.name) != one.digest)
-        terms = self._terms
-        commit = Commit(terms.tx, manifest.root, self.parent, terms.author, terms.message, layers, "fp32", terms.ref)
+        at = self._terms
+        commit = Commit(at.tx, manifest.root, self.parent, at.author, at.message, layers, "fp32", at.ref, at.sealed)
         seq = await append_commit(self._bus, self._model, self._follower, commit, self._deadline)
-        self._committed = True
-        return Committed(manifest.root, seq, changed, self._stager.sent_bytes)
+        return self._done(manifest.root, seq)
+
+    def _done(self, root: Digest, seq: int) -> Committed:
+        self._ended = True
+        old = self._manifest.tensors
+        changed = (
+            len(set(new.blocks) - set(old[name].blocks if name in old else ())) for name, new in self._tensors.items()
+        )
+        return Committed(root, seq, sum(changed), self._stager.sent_bytes)
 
     @property
     def _current(self) -> Mapping[str, Tensor]:
@@ -226,15 +241,3 @@ class Update:
 
     def _ctx(self) -> RequestContext:
         return RequestContext(self._deadline)
-
-
-def _manifest_blocks(manifest: Manifest, parent: Manifest) -> list[NewBlock]:
-    """The manifests that the parent lacks; every server holds those."""
-    known = {layer.digest for layer in parent.layers}
-    root = root_block(manifest.root, len(manifest.encoded))
-    blocks = [NewBlock(root.tensor, root.index, root.digest, memoryview(manifest.encoded))]
-    for layer in manifest.layers:
-        if layer.digest not in known:
-            block = layer_block(layer.name, layer.digest, len(layer.encoded))
-            blocks.append(NewBlock(block.tensor, block.index, block.digest, memoryview(layer.encoded)))
-    return blocks

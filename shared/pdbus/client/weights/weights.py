@@ -1,54 +1,35 @@
-"""The weights of one model, as a caller sees them: updates, refs, versions and where they come from."""
+"""The weights of one model, as a caller sees them: updates, branches, refs, and what Versions knows."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import getpass
 import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
-from pdbus.bus.bus import Bus
-from pdbus.bus.fleet_table import DEAD_AFTER_S
-from pdbus.bus.presence import Fleet
-from pdbus.client.weights.diff import TensorDiff, tensor_diffs
+from pdbus.client.weights.parts import LeadingUpdate, PartUpdate, check_part, join
 from pdbus.client.weights.stager import Stager
 from pdbus.client.weights.update import Committed, Terms, Update
-from pdbus.context import Deadline, RequestContext, new_id
-from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest, NotFound, Unavailable
+from pdbus.client.weights.versions import LOG_S, Versions
+from pdbus.context import Deadline, new_id
+from pdbus.errors import Conflict, InvalidRequest, NotFound
 from pdbus.messages.changelog import Forget, LogEntry, Ref
 from pdbus.messages.common import Digest
-from pdbus.peers.history import HistoryFollower
-from pdbus.peers.weights import BlockReader
-from pdbus.subjects import CHANGELOG
-from pdbus.weights.history import RETENTION_S, History, Version
+from pdbus.messages.updates import PartJoin
+from pdbus.weights.history import RETENTION_S, History
 from pdbus.weights.layer import META, layer_of
-from pdbus.weights.manifest import Manifest
 
 STABLE = "stable"
 CANARY = "canary"
-_LOG_S = 10.0
 _REF_NAME = re.compile(r"(?!root-|[0-9a-f]{6,64}$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Nothing that `MODEL@NAME` could take for a version."""
 
 
-class Weights:
+class Weights(Versions):
     """Follows the model's change log from its first use on; `close` ends that."""
-
-    def __init__(self, bus: Bus, model: str) -> None:
-        self._bus, self._model = bus, model
-        self._follower = HistoryFollower(bus, model)
-        self._fleet = Fleet(bus)
-        self._reader = BlockReader(bus, model, self._follower)
-        self._life = AsyncExitStack()
-        self._starting = asyncio.Lock()
-        self._started = False
-
-    async def close(self) -> None:
-        await self._life.aclose()
 
     @asynccontextmanager
     async def begin(
@@ -59,20 +40,47 @@ class Weights:
         message: str = "",
         author: str = "",
         timeout_s: float = 120.0,
+        tx: str | None = None,
+        part: tuple[int, int] = (0, 1),
     ) -> AsyncIterator[Update]:
         """An update on top of the line `ref`, or of `parent` (a ref, a root, or its first digits), which has to be the
         line's head when it is committed. An empty `ref`: the version shall only exist. Leaving without `commit` aborts.
 
-        `timeout_s`, 600 at most: after that anyone may abort it. Raises NotFound, InvalidRequest."""
+        `timeout_s`, 600 at most: after that anyone may abort it.
+
+        `tx` and `part`, as in (0, 4) to (3, 4): several processes make one update, each of tensors of its own, under an
+        id that they agree on; with the same `ref` and `message`. All of their commits return the same, or raise the
+        same. If one of them dies, leaves, or is late at the deadline of part 0, nothing comes to exist. An id may be
+        used again once all parts have left; `message`, the step say, keeps a straggler of another one out.
+
+        Raises NotFound, InvalidRequest; DeadlineExceeded where part 0 does not begin, Conflict where two do."""
         if ref:
             _check_ref(ref)
         await self._ready()
         deadline = Deadline.after(timeout_s)
         base = parent if isinstance(parent, bytes) or parent is None else self._follower.history.resolve(parent)
         terms = Terms(new_id(), ref, message, author or _me(), base)
-        stager = Stager(self._bus, self._model, self._follower, self._fleet, terms.tx, deadline)
-        async with Update(self._bus, self._model, self._follower, self._reader, stager, terms, deadline) as update:
+        async with await self._update(terms, deadline, tx, part) as update:
             yield update
+
+    async def _update(self, terms: Terms, deadline: Deadline, shared: str | None, part: tuple[int, int]) -> Update:
+        """Of this process alone, or its part of one."""
+        check_part(part)
+        if shared is None and part != (0, 1):
+            raise InvalidRequest("the parts of an update share an id: `tx`", param="tx")
+        deadline_ns = deadline.wall_ns
+        mine = PartJoin(*part, new_id(), terms.ref, terms.message, terms.parent)
+        if shared is not None and mine.part:
+            agreed = await join(self._bus, self._model, shared, mine, deadline)
+            terms, deadline_ns = replace(terms, tx=agreed.tx, parent=agreed.parent), agreed.deadline_ns
+            deadline = deadline.within(Deadline.from_wire(deadline_ns).remaining_s)
+        stager = Stager(self._bus, self._model, self._follower, self._fleet, terms.tx, deadline, deadline_ns)
+        base = (self._bus, self._model, self._follower, self._reader, stager, terms, deadline)
+        if shared is None:
+            return Update(*base)
+        if mine.part:
+            return PartUpdate(*base, shared=shared, mine=mine)
+        return LeadingUpdate(*base, shared=shared, mine=mine, deadline_ns=deadline_ns)
 
     async def push_state_dict(
         self,
@@ -82,14 +90,17 @@ class Weights:
         ref: str = STABLE,
         message: str = "",
         timeout_s: float = 120.0,
+        tx: str | None = None,
+        part: tuple[int, int] = (0, 1),
     ) -> Committed:
         """Commits what of a state dict, or of a torch module's, differs from the head of the line.
 
         Names are the checkpoint's. Tensors that the version doesn't have (buffers, a tied head) are left out; those of
         the version that `state` lacks stay. `before`: the state that was pushed last: then only the elements that
-        differ travel. Raises as the methods of Update."""
+        differ travel. `tx` and `part`, as for `begin`: of several processes each pushes the tensors that it has.
+        Raises as the methods of Update."""
         tensors: Mapping[str, Any] = state.state_dict() if hasattr(state, "state_dict") else state
-        async with self.begin(ref=ref, message=message, timeout_s=timeout_s) as update:
+        async with self.begin(ref=ref, message=message, timeout_s=timeout_s, tx=tx, part=part) as update:
             manifest = await self.manifest(update.parent)
             known = [name for name in tensors if name in manifest.tensors and layer_of(name) != META]
             if not known:
@@ -100,38 +111,18 @@ class Weights:
                 await update.stage(name, tensors[name], before=(before or {}).get(name))
             return await update.commit()
 
-    async def history(self) -> History:
-        """The log, folded, as it is now."""
-        await self._ready()
-        await self._follower.caught_up(Deadline.after(_LOG_S))
-        return self._follower.history
-
     async def wait_for_ref(self, ref: str, root: Digest, timeout_s: float) -> bool:
         """Whether `ref` comes to name `root`; False where its line went on to another head first.
 
         Raises DeadlineExceeded, when no worker of each kind got ready for it in time."""
         await self._ready()
-        await self._follower.caught_up(Deadline.after(_LOG_S))
+        await self._follower.caught_up(Deadline.after(LOG_S))
 
         def settled(history: History) -> bool:
             return history.refs.get(ref) == root or history.head(ref) != root
 
         await self._follower.wait_for(settled, Deadline.after(timeout_s))
         return self._follower.history.refs.get(ref) == root
-
-    async def resolve(self, name: str) -> Version:
-        """The version that a ref, a root or its first digits name. Raises NotFound, InvalidRequest."""
-        history = await self.history()
-        return history.roots[history.resolve(name)]
-
-    async def manifest(self, root: Digest) -> Manifest:
-        await self._ready()
-        return await self._reader.manifest(root, RequestContext.after(_LOG_S))
-
-    async def diff(self, old: str, new: str) -> tuple[TensorDiff, ...]:
-        """The tensors that differ between two versions, in the order of layers. Raises as `resolve`."""
-        before, after = [await self.manifest((await self.resolve(name)).root) for name in (old, new)]
-        return tensor_diffs(before, after)
 
     async def move_ref(
         self, name: str, to: str | None, *, message: str = "", share: float | None = None, now: bool = False
@@ -157,10 +148,10 @@ class Weights:
         """Points a ref to the parent of the version that it names, as `move_ref` does. Raises what that does, and
         InvalidRequest where there is no parent."""
         history = await self.history()
-        version = history.roots[history.resolve(ref)]
-        if version.commit is None or version.commit.parent is None:
-            raise InvalidRequest(f"{ref} names version {version.root.hex()[:12]}, which has no parent")
-        parent, why = version.commit.parent, message or f"rollback of {version.root.hex()[:12]}"
+        found = await self.lineage(history.resolve(ref).hex())
+        if found.commit.parent is None:
+            raise InvalidRequest(f"{ref} names version {found.root.hex()[:12]}, which has no parent")
+        parent, why = found.commit.parent, message or f"rollback of {found.root.hex()[:12]}"
         await self.move_ref(ref, parent.hex(), message=why, share=history.shares.get(ref), now=now)
         return parent
 
@@ -180,40 +171,6 @@ class Weights:
         if chosen:
             await self._append(LogEntry(forget=Forget(chosen, _me())))
         return chosen
-
-    async def _append(self, entry: LogEntry) -> None:
-        deadline = Deadline.after(_LOG_S)
-        to, expected, message_id = CHANGELOG(model=self._model), self._follower.seq, new_id()
-        try:
-            await self._bus.logs.append(to, entry, expected_seq=expected, message_id=message_id, deadline=deadline)
-        except Conflict:
-            raise Conflict("the change log moved at the same time: look at it, and try again") from None
-        await self._follower.caught_up(deadline)
-
-    async def _ready(self) -> None:
-        async with self._starting:
-            if self._started:
-                return
-            async with AsyncExitStack() as life:
-                await self._bus.logs.ensure()
-                await life.enter_async_context(self._follower)
-                await life.enter_async_context(self._fleet)
-                await self._follower.caught_up(Deadline.after(_LOG_S))
-                if not self._follower.history.seq:
-                    raise Unavailable(f"there is no model {self._model} on this bus")
-                await self._hear_of_all()
-                self._life = life.pop_all()
-            self._started = True
-
-    async def _hear_of_all(self) -> None:
-        """Returns once each member has been heard of, or must be taken for dead: updates go to those that live."""
-        members = set(self._follower.history.members)
-
-        def heard(fleet: Fleet) -> bool:
-            return members <= {card.id for card in fleet.live("param_server")}
-
-        with contextlib.suppress(DeadlineExceeded, TimeoutError):
-            await self._fleet.wait_for(heard, Deadline.after(DEAD_AFTER_S))
 
 
 def _check_ref(name: str) -> None:
