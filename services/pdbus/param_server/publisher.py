@@ -1,4 +1,4 @@
-"""Moves refs to the heads of their lines, once the fleet can serve those; and has checkpoints written when one is due."""
+"""Moves refs to the heads of their lines, once the fleet can serve those; has checkpoints written when one is due."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ class StreamState:
 
 
 class JetStream:
-    """Raises NotFound (stream or consumer), Conflict (failed compare), Overloaded (a stream that has no room and refuses
-    what is new), Unavailable for all that may pass."""
+    """Raises NotFound (stream or consumer), Conflict (failed compare), Overloaded (a full stream that refuses what
+    is new), Unavailable for all that may pass."""
 
     def __init__(self, transport: NatsTransport) -> None:
         self._transport = transport

@@ -126,7 +126,7 @@ class Logs:
         return await self._js.counts(_stream(to), to.name)
 
     def follow(self, to: ToEvent[Q], after: int = 0, born: str = "") -> Follower[Q]:
-        """The records of `to` after that sequence, and then each new one. `born`: of the log of that birth, if given."""
+        """The records of `to` after that sequence, and then each new one. `born`: of the log made then, if given."""
         if not isinstance(to.subject, Log):
             raise TypeError(f"{to.name} is not a log")
         follower = Follower(to, to.subject, after, self._transport, self._js, self._instruments, born)

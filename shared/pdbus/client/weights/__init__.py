@@ -1,6 +1,9 @@
 """Weights that change while they are served: updates, refs and lineage of one model, from Python."""
 
-from pdbus.client.weights.update import Committed, Update
+from pdbus.client.weights.branch import Branch, Seal
+from pdbus.client.weights.lineage import Lineage
+from pdbus.client.weights.terms import Committed
+from pdbus.client.weights.update import Update
 from pdbus.client.weights.weights import Weights
 
-__all__ = ["Committed", "Update", "Weights"]
+__all__ = ["Branch", "Committed", "Lineage", "Seal", "Update", "Weights"]

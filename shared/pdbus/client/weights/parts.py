@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -18,14 +18,17 @@ from typing import Any, Self
 from pdbus.backoff import backoff_s
 from pdbus.bus.bus import Bus
 from pdbus.client.weights.commit_point import abort_error
+from pdbus.client.weights.edits import NewBlock
 from pdbus.client.weights.gathering import Gathering, told
-from pdbus.client.weights.update import Committed, Update
+from pdbus.client.weights.terms import Committed
+from pdbus.client.weights.update import Update
 from pdbus.context import Deadline, RequestContext
-from pdbus.errors import DeadlineExceeded, InvalidRequest, PdbusError, Unavailable
+from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest, PdbusError, Unavailable
 from pdbus.messages.changelog import NOTHING_CHANGED, Ended
 from pdbus.messages.updates import PartJoin, PartStaged, PartTensor, PartTerms
 from pdbus.subjects import UPDATE_JOIN, UPDATE_STAGED
 from pdbus.weights.history import History
+from pdbus.weights.layer import Tensor
 
 _ASK_S = 5.0
 _PING_S = 2.0
@@ -76,6 +79,17 @@ class SharedUpdate(Update):
             if ended is None:
                 raise
             return self._outcome(ended)
+
+    async def _take(self, tensor: Tensor, blocks: Sequence[NewBlock]) -> int:
+        """Servers say only that a transaction has ended; the log says why."""
+        try:
+            return await super()._take(tensor, blocks)
+        except Conflict:
+            ended = await self._end()
+            if ended is None:
+                raise
+            self._ended = True
+            raise abort_error(ended) from None
 
     @abstractmethod
     async def _commit_together(self) -> Committed: ...

@@ -6,7 +6,6 @@ Nothing of it is visible before its commit is in the change log (commit_point.py
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,42 +27,16 @@ from pdbus.client.weights.edits import (
     with_product,
 )
 from pdbus.client.weights.stager import Stager
+from pdbus.client.weights.terms import Committed, Terms
 from pdbus.context import Deadline, RequestContext
 from pdbus.errors import Conflict, InvalidRequest, PdbusError
-from pdbus.messages.changelog import NOTHING_CHANGED, Commit, Sealed
+from pdbus.messages.changelog import NOTHING_CHANGED, Commit
 from pdbus.messages.common import Digest
 from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import BlockReader
 from pdbus.weights.blocks import Array, block_count
 from pdbus.weights.layer import META, Tensor, layer_of, meta_tensor
 from pdbus.weights.manifest import Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """A version that exists."""
-
-    root: Digest
-    seq: int
-    """Of its commit in the change log."""
-    changed_blocks: int = field(compare=False)
-    """By this process."""
-    sent_bytes: int = field(compare=False)
-    """Of blocks, as they travelled from this process to all their owners."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What an update says of itself."""
-
-    tx: str
-    ref: str
-    message: str
-    author: str
-    parent: Digest | None = None
-    """None: the head of the line."""
-    sealed: Sealed | None = None
-    """What it takes from a staging branch."""
 
 
 class Update:
@@ -111,7 +84,7 @@ class Update:
 
         `before`: its content as far as the caller knows; where that is right, only what differs travels.
         Raises InvalidRequest for another shape than the tensor has, or values that are not finite; NotFound."""
-        tensor, array = self._tensor(name), as_fp32(name, value)
+        tensor, array = self.tensor(name), as_fp32(name, value)
         if array.shape != tensor.shape:
             raise InvalidRequest(f"{name} has shape {tensor.shape}, not {array.shape}", param=name)
         known = None if before is None else as_fp32(name, before)
@@ -126,7 +99,7 @@ class Update:
 
     async def stage_rows(self, name: str, rows: Any, values: Any) -> int:
         """Rows of a tensor, by index, each once. Raises as `stage`."""
-        tensor = self._tensor(name)
+        tensor = self.tensor(name)
         ids = as_ids(name, rows, tensor.shape[0] if tensor.shape else 1)
         new = as_fp32(name, values)
         if new.shape != (len(ids), *tensor.shape[1:]):
@@ -147,7 +120,7 @@ class Update:
 
     async def stage_elements(self, name: str, flat: Any, values: Any) -> int:
         """Single elements, by index into the flattened tensor, each once. Raises as `stage`."""
-        tensor = self._tensor(name)
+        tensor = self.tensor(name)
         ids, new = as_ids(name, flat, int(np.prod(tensor.shape, dtype=np.int64))), as_fp32(name, values)
         if new.shape != ids.shape:
             raise InvalidRequest(f"{len(ids)} elements of {name} take as many values, not {new.shape}", param=name)
@@ -168,7 +141,7 @@ class Update:
 
     async def stage_low_rank(self, name: str, a: Any, b: Any) -> int:
         """Adds `a @ b` to a matrix: a [rows, rank], b [rank, columns]. Raises as `stage`."""
-        tensor = self._tensor(name)
+        tensor = self.tensor(name)
         left, right = as_fp32(name, a), as_fp32(name, b)
         if (
             left.ndim != 2
@@ -181,6 +154,21 @@ class Update:
         old = await self._blocks(tensor, indices)
         blocks = [with_product(tensor, index, old[index], left, right) for index in indices]
         return await self._put(tensor, [block for block in blocks if block])
+
+    async def block_arrays(self, name: str, indices: Sequence[int]) -> dict[int, Array]:
+        """Blocks of a tensor by index as they are now: copies, flat, to be changed at will. Raises as `stage`."""
+        found = await self._blocks(self.tensor(name), indices)
+        return {index: np.frombuffer(content, "<f4").copy() for index, content in found.items()}
+
+    async def stage_blocks(self, name: str, blocks: Mapping[int, Array]) -> int:
+        """Blocks of a tensor by index, flat. Raises InvalidRequest for values that are not finite."""
+        for array in blocks.values():
+            as_fp32(name, array)
+
+        def edit(array: Array) -> Edit:
+            return lambda old: array.reshape(old.shape)
+
+        return await self._edit(self.tensor(name), {index: edit(array) for index, array in blocks.items()})
 
     async def commit(self) -> Committed:
         """Makes the version exist. Raises Conflict, naming the winner, where the line went on meanwhile;
@@ -213,7 +201,8 @@ class Update:
     def _current(self) -> Mapping[str, Tensor]:
         return {**self._manifest.tensors, **self._tensors}
 
-    def _tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> Tensor:
+        """As it is now. Raises NotFound, InvalidRequest for a file."""
         if layer_of(name) == META:
             raise InvalidRequest(f"{name} is a file: stage_file takes it", param=name)
         return self._tensors.get(name) or self._manifest.tensor(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -10,9 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from pdbus.client.weights.branch import Branch, BranchState, branch_states
 from pdbus.client.weights.parts import LeadingUpdate, PartUpdate, check_part, join
 from pdbus.client.weights.stager import Stager
-from pdbus.client.weights.update import Committed, Terms, Update
+from pdbus.client.weights.terms import Committed, Terms, me
+from pdbus.client.weights.update import Update
 from pdbus.client.weights.versions import LOG_S, Versions
 from pdbus.context import Deadline, new_id
 from pdbus.errors import Conflict, InvalidRequest, NotFound
@@ -59,12 +60,14 @@ class Weights(Versions):
         await self._ready()
         deadline = Deadline.after(timeout_s)
         base = parent if isinstance(parent, bytes) or parent is None else self._follower.history.resolve(parent)
-        terms = Terms(new_id(), ref, message, author or _me(), base)
-        async with await self._update(terms, deadline, tx, part) as update:
+        terms = Terms(new_id(), ref, message, author or me(), base)
+        async with await self.update(terms, deadline, tx, part) as update:
             yield update
 
-    async def _update(self, terms: Terms, deadline: Deadline, shared: str | None, part: tuple[int, int]) -> Update:
-        """Of this process alone, or its part of one."""
+    async def update(
+        self, terms: Terms, deadline: Deadline, shared: str | None = None, part: tuple[int, int] = (0, 1)
+    ) -> Update:
+        """What `begin` enters: of this process alone, or its part of one. Raises as `begin`."""
         check_part(part)
         if shared is None and part != (0, 1):
             raise InvalidRequest("the parts of an update share an id: `tx`", param="tx")
@@ -81,6 +84,18 @@ class Weights(Versions):
         if mine.part:
             return PartUpdate(*base, shared=shared, mine=mine)
         return LeadingUpdate(*base, shared=shared, mine=mine, deadline_ns=deadline_ns)
+
+    def branch(self, name: str) -> Branch:
+        """A staging branch, which many writers push to without locks. It is there once something was pushed to it.
+
+        Raises InvalidRequest for a name that it can't have."""
+        _check_ref(name)
+        return Branch(self, self._bus, self._model, name)
+
+    async def branches(self) -> tuple[BranchState, ...]:
+        """The staging branches that have entries, or were sealed."""
+        history = await self.history()
+        return await branch_states(self._bus, self._model, history)
 
     async def push_state_dict(
         self,
@@ -141,7 +156,7 @@ class Weights(Versions):
             raise NotFound(f"version {root.hex()[:12]} left its last ref too long ago: it is no longer kept")
         if history.refs.get(name) == root and history.shares.get(name) == share and history.head(name) == root:
             return root
-        await self._append(LogEntry(ref=Ref(name, root, _me(), message, share, now or root is None)))
+        await self._append(LogEntry(ref=Ref(name, root, me(), message, share, now or root is None)))
         return root
 
     async def rollback(self, ref: str = STABLE, *, message: str = "", now: bool = False) -> Digest:
@@ -169,7 +184,7 @@ class Weights(Versions):
         if named := [root for root in chosen if root in wanted]:
             raise Conflict(f"version {named[0].hex()[:12]} is in use: a ref names it, or will")
         if chosen:
-            await self._append(LogEntry(forget=Forget(chosen, _me())))
+            await self._append(LogEntry(forget=Forget(chosen, me())))
         return chosen
 
 
@@ -179,10 +194,3 @@ def _check_ref(name: str) -> None:
             f"{name!r} can't name a ref: 1 to 64 of A-Z a-z 0-9 . _ -, first a letter or digit, and unlike a version",
             param="ref",
         )
-
-
-def _me() -> str:
-    try:
-        return getpass.getuser()
-    except OSError:  # a container's user may have no name
-        return "somebody"
