@@ -29,6 +29,7 @@ from pdbus.messages import (
     presence,
     router,
     rows,
+    updates,
     workers,
 )
 
@@ -182,6 +183,9 @@ WEIGHT_BLOCKS_OF = Rpc("pd.v1.weights.{model}.at.{server}.blocks", param_server.
 WEIGHTS_STAGE = Rpc("pd.v1.weights.{model}.at.{server}.stage", param_server.Stage, param_server.StageReply)
 WEIGHTS_PREPARE = Rpc("pd.v1.weights.{model}.at.{server}.prepare", param_server.Prepare, param_server.PrepareReply)
 """Updates go to each owner by name: they have to be on all of them."""
+UPDATE_JOIN = Rpc("pd.v1.weights.{model}.tx.{tx}.join", updates.PartJoin, updates.PartTerms)
+UPDATE_STAGED = Rpc("pd.v1.weights.{model}.tx.{tx}.staged", updates.PartStaged, updates.PartTaken)
+"""To part 0 of an update of several processes. `tx`: the id that they share."""
 
 ROWS = Log("pd.v1.rows.{model}.{table}", rows.RowsUpdate, stream="PD_ROWS")
 """The row log of a sparse table."""
@@ -195,6 +199,10 @@ CACHE_SCAN = Rpc("pd.v1.cache.{node}.scan", cache.CacheScan, cache.CacheScanRepl
 
 PRESENCE = Event("pd.v1.presence.{service}.{id}", presence.Card)
 CHANGELOG = Log("pd.v1.changelog.{model}", changelog.LogEntry, stream="PD_CHANGELOG")
+CHECKPOINTS = Log("pd.v1.checkpoints.{model}", changelog.Checkpoint, stream="PD_CHECKPOINTS")
+"""The newest two of each change log."""
+BRANCH = Log("pd.v1.branch.{model}.{branch}", updates.BranchEntry, stream="PD_BRANCHES")
+"""Staging branches: what is sealed is purged."""
 INVALIDATED = Log("pd.v1.invalidated", workers.Invalidated, stream="PD_INVALIDATED")
 DELETES = Work("pd.v1.deletes.{model}", invalidator.DueDelete, stream="PD_DELETES", durable="invalidator")
 

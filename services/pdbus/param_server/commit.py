@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pdbus.bus.bus import Bus
 from pdbus.context import Deadline, new_id
-from pdbus.errors import Conflict, Unavailable
+from pdbus.errors import Conflict, DeadlineExceeded, Unavailable
 from pdbus.messages.changelog import Abort, Commit, LogEntry, Member, Ref
 from pdbus.messages.common import Digest
 from pdbus.messages.presence import WHOLE_PROMPTS, Card
@@ -98,8 +98,8 @@ class LogWriter:
         await self._append(LogEntry(ref=ref), self._follower.seq, deadline)
 
     async def abort(self, tx: str, reason: str, deadline: Deadline) -> None:
-        """Ends a transaction that has no commit; where one comes first, the abort is void."""
-        await self._append(LogEntry(abort=Abort(tx, reason)), None, deadline)
+        """Ends a transaction that has no commit by its deadline; where one comes first, the abort is void."""
+        await self._append(LogEntry(abort=Abort(tx, reason, DeadlineExceeded.code)), None, deadline)
 
     async def _append(self, entry: LogEntry, expected_seq: int | None, deadline: Deadline) -> None:
         """Appends and follows the log up to its end. Whether the entry got in, the history tells: a failed compare and

@@ -1,4 +1,4 @@
-"""Moves refs to the heads of their lines, once the fleet can serve those."""
+"""Moves refs to the heads of their lines, once the fleet can serve those; has checkpoints written when one is due."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pdbus.bus.presence import Fleet
 from pdbus.context import Deadline
 from pdbus.errors import PdbusError
 from pdbus.messages.presence import Card
+from pdbus.param_server.checkpoints import Checkpointer
 from pdbus.param_server.commit import LogWriter, due_refs
 from pdbus.peers.history import HistoryFollower
 from pdbus.tasks import cancelled
@@ -25,8 +26,11 @@ _POLL_S = 1.0
 class Publisher:
     """While the scope lasts, watches the log and the fleet. Several servers may: the log takes the move of one."""
 
-    def __init__(self, model: str, writer: LogWriter, follower: HistoryFollower, fleet: Fleet) -> None:
+    def __init__(
+        self, model: str, writer: LogWriter, follower: HistoryFollower, fleet: Fleet, checkpointer: Checkpointer
+    ) -> None:
         self._model = model
+        self._checkpointer = checkpointer
         self._writer = writer
         self._follower = follower
         self._fleet = fleet
@@ -52,6 +56,10 @@ class Publisher:
                     await self._publish()
                 except PdbusError as error:
                     log.warning("the ref could not be moved: %s", error.message)
+                try:
+                    await self._checkpointer.look()
+                except PdbusError as error:
+                    log.warning("the checkpoint could not be written: %s", error.message)
                 try:
                     async with asyncio.timeout(_POLL_S):
                         await news.wait()

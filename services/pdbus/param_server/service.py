@@ -16,6 +16,7 @@ from pdbus.bus.presence import Fleet
 from pdbus.context import Deadline
 from pdbus.errors import Corrupt
 from pdbus.messages.presence import Card, Load
+from pdbus.param_server.checkpoints import Checkpointer
 from pdbus.param_server.commit import LogWriter
 from pdbus.param_server.publisher import Publisher
 from pdbus.param_server.reading import CheckpointReader
@@ -71,7 +72,8 @@ class ParamServerService(Service[ParamServerSettings]):
             await life.enter_async_context(self._staging)
             if self._checkpoint:
                 await self._commit(self._checkpoint)
-            publisher = Publisher(model, self._writer, self._follower, self._fleet)
+            checkpointer = Checkpointer(self.bus, model, self._follower)
+            publisher = Publisher(model, self._writer, self._follower, self._fleet, checkpointer)
             await life.enter_async_context(publisher)
             self._starting = False
             await self._upkeep.round()

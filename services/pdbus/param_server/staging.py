@@ -204,7 +204,9 @@ class Staging:
             late = [one.tx for one in self.transactions if one.deadline_ns < time.time_ns()]
             for tx in late:
                 try:
-                    await self._writer.abort(tx, "not committed by its deadline", Deadline.after(_APPEND_S))
+                    await self._writer.abort(
+                        tx, "the update was not committed by its deadline", Deadline.after(_APPEND_S)
+                    )
                 except PdbusError as error:
                     log.warning("the transaction %s could not be aborted: %s", tx, error.message)
 

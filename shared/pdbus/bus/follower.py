@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from pdbus.bus.codec import decode
 from pdbus.bus.instruments import Instruments
-from pdbus.bus.jetstream import JetStream, StreamState
+from pdbus.bus.jetstream import JetStream
 from pdbus.bus.nats import NatsSubscription, NatsTransport
 from pdbus.bus.transport import Raw
 from pdbus.errors import Corrupt, InvalidRequest, NotFound, Unavailable
@@ -47,9 +47,12 @@ class Follower(Generic[Q]):
         transport: NatsTransport,
         js: JetStream,
         instruments: Instruments,
+        born: str = "",
     ) -> None:
         self.seq = after
         """Of the last record given out, or passed over."""
+        self.born = born
+        """When the log was made; empty until that is known."""
         self.confirmed_at = float("-inf")
         """Monotonic time at which the log was known to hold nothing beyond `seq`."""
         self._to = to
@@ -58,7 +61,6 @@ class Follower(Generic[Q]):
         self._js = js
         self._instruments = instruments
         self._subscription: NatsSubscription | None = None
-        self._first: StreamState | None = None
         self._checked_at = float("-inf")
         self._news = asyncio.Event()
         self._down = False
@@ -134,7 +136,7 @@ class Follower(Generic[Q]):
             state = await self._js.state(self._subject.stream)
         except NotFound:
             raise Corrupt(f"the log {self._to.name} is gone") from None
-        self._first = self._first or state
-        if state.created != self._first.created or state.last_seq < self.seq:
+        self.born = self.born or state.created
+        if state.created != self.born or state.last_seq < self.seq:
             raise Corrupt(f"the log {self._to.name} was made anew")
         self._checked_at = time.monotonic()

@@ -16,7 +16,7 @@ from pdbus.bus.nats import NatsTransport
 from pdbus.bus.nats_client import GuardedClient
 from pdbus.bus.transport import NO_RESPONDERS, STATUS, Raw
 from pdbus.context import new_id
-from pdbus.errors import Conflict, NotFound, PdbusError, Unavailable
+from pdbus.errors import Conflict, NotFound, Overloaded, PdbusError, Unavailable
 
 REQUEST_S = 3.0
 """For one answer of JetStream; a leader election takes longer, and the caller tries again."""
@@ -24,6 +24,8 @@ REQUEST_S = 3.0
 _NO_MESSAGE = 10037
 _STREAM_EXISTS = 10058
 _WRONG_LAST_SEQUENCE = (10071, 10164)
+_NOT_STORED = 10077
+"""A stream that refuses what is new, and has no room: the description tells it from other failures of a store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class StreamState:
 
 
 class JetStream:
-    """Raises NotFound (stream or consumer), Conflict (failed compare), Unavailable for all that may pass."""
+    """Raises NotFound (stream or consumer), Conflict (failed compare), Overloaded (a full stream that refuses what
+    is new), Unavailable for all that may pass."""
 
     def __init__(self, transport: NatsTransport) -> None:
         self._transport = transport
@@ -67,11 +70,6 @@ class JetStream:
         async with self._context() as js:
             await js.delete_consumer(stream, consumer)
 
-    async def purge(self, stream: str, subject: str, before_seq: int) -> None:
-        """Removes the messages of `subject` that lie before that sequence."""
-        async with self._context() as js:
-            await js.purge_stream(stream, seq=before_seq, subject=subject)
-
     async def state(self, stream: str) -> StreamState:
         async with self._context() as js:
             info = await js.stream_info(stream)
@@ -89,6 +87,17 @@ class JetStream:
 
     async def last(self, stream: str, subject: str) -> Stored | None:
         return await self._get(stream, subject=subject)
+
+    async def purge(self, stream: str, subject: str, below_seq: int | None) -> None:
+        """Removes the messages of `subject` whose sequence is below that; all of them, where it is None."""
+        async with self._context() as js:
+            await js.purge_stream(stream, seq=below_seq, subject=subject)
+
+    async def counts(self, stream: str, pattern: str) -> dict[str, int]:
+        """By subject that matches, the number of its messages."""
+        async with self._context() as js:
+            info = await js.stream_info(stream, subjects_filter=pattern)
+        return {subject: int(count) for subject, count in (info.state.subjects or {}).items()}
 
     async def settle(self, reply: str, verdict: bytes) -> None:
         """Tells the verdict on a pulled message, and waits until it is known to be taken."""
@@ -133,6 +142,8 @@ class JetStream:
         except nats.js.errors.APIError as error:
             if error.err_code in _WRONG_LAST_SEQUENCE:
                 raise Conflict(str(error.description)) from None
+            if error.err_code == _NOT_STORED and "maximum" in str(error.description):
+                raise Overloaded(f"JetStream has no room: {error.description}") from None
             if error.code is not None and int(error.code) >= 500:
                 raise Unavailable(f"JetStream: {error.description}") from None
             raise PdbusError(f"JetStream refused: {error.description}") from error

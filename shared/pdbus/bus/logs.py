@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
-from pdbus.bus.codec import encode
-from pdbus.bus.follower import Follower
+from pdbus.bus.codec import decode, encode
+from pdbus.bus.follower import Follower, Record
 from pdbus.bus.instruments import Instruments
-from pdbus.bus.jetstream import JetStream, StreamState
+from pdbus.bus.jetstream import JetStream, Stored, StreamState
 from pdbus.bus.nats import NatsTransport
 from pdbus.bus.tail import Tail, Take
 from pdbus.bus.work import Job, take
 from pdbus.canonical import content_digest
 from pdbus.context import Deadline, new_id
-from pdbus.errors import Conflict, Unavailable
-from pdbus.subjects import ANY, CHANGELOG, DELETES, INVALIDATED, ROWS, Log, ToEvent, Work
+from pdbus.errors import Conflict, InvalidRequest, Unavailable
+from pdbus.subjects import ANY, BRANCH, CHANGELOG, CHECKPOINTS, DELETES, INVALIDATED, ROWS, Log, ToEvent, Work
 
 Q = TypeVar("Q")
 
 APPEND_S = 10.0
 RETRY_S = 0.1
+BRANCH_ENTRIES = 32_768
+"""Unsealed, of one branch; the next one is refused."""
+_BRANCH_BYTES = 4 << 30
+"""Of all branches together."""
 
 
 class Logs:
@@ -58,7 +63,8 @@ class Logs:
         `expected_seq`: only if the subject's last entry has this sequence (0: it has none); else Conflict.
         `message_id`: an entry appended twice under one id within ten minutes counts once, and so does one with the
         same `expected_seq` at any time; both return the first one's sequence.
-        Raises Conflict, Unavailable when the deadline (10 s) passes without an answer, TooLarge."""
+        Raises Conflict, Unavailable when the deadline (10 s) passes without an answer, TooLarge, and Overloaded where
+        the log is bounded and full."""
         deadline = deadline or Deadline.after(APPEND_S)
         message_id = message_id or new_id()
         headers = {"Nats-Msg-Id": message_id, "Nats-Expected-Stream": _stream(to)}
@@ -106,15 +112,37 @@ class Logs:
             raise TypeError(f"{to.name} is not a log")
         return Tail(to, to.subject, after, take, self._transport, self._js, self._instruments)
 
-    async def purge(self, to: ToEvent[Q], before_seq: int) -> None:
-        """Removes the entries of `to` before that sequence for good. Raises Unavailable, NotFound."""
-        await self._js.purge(_stream(to), to.name, before_seq)
+    async def last(self, to: ToEvent[Q]) -> Record[Q] | None:
+        """The subject's last entry. Raises as `last_seq`; InvalidRequest where it can't be read."""
+        stored = await self._js.last(_stream(to), to.name)
+        return self._record(to, stored) if stored else None
 
-    def follow(self, to: ToEvent[Q], after: int = 0) -> Follower[Q]:
-        """The records of `to` after that sequence, and then each new one."""
+    async def next(self, to: ToEvent[Q], after: int) -> Record[Q] | None:
+        """The first entry after that sequence which can be read. Raises as `last_seq`."""
+        while stored := await self._js.next(_stream(to), to.name, after + 1):
+            with suppress(InvalidRequest):
+                return self._record(to, stored)
+            after = stored.seq
+        return None
+
+    def _record(self, to: ToEvent[Q], stored: Stored) -> Record[Q]:
         if not isinstance(to.subject, Log):
             raise TypeError(f"{to.name} is not a log")
-        follower = Follower(to, to.subject, after, self._transport, self._js, self._instruments)
+        return Record(stored.seq, stored.time_ns, decode(to.subject.message, stored.data))
+
+    async def purge(self, to: ToEvent[Q], *, upto: int | None = None) -> None:
+        """Removes the subject's entries up to that sequence, or all. Raises Unavailable."""
+        await self._js.purge(_stream(to), to.name, None if upto is None else upto + 1)
+
+    async def counts(self, to: ToEvent[Q]) -> dict[str, int]:
+        """How many entries each subject has that `to` stands for (its tokens may be ANY). Raises Unavailable."""
+        return await self._js.counts(_stream(to), to.name)
+
+    def follow(self, to: ToEvent[Q], after: int = 0, born: str = "") -> Follower[Q]:
+        """The records of `to` after that sequence, and then each new one. `born`: of the log made then, if given."""
+        if not isinstance(to.subject, Log):
+            raise TypeError(f"{to.name} is not a log")
+        follower = Follower(to, to.subject, after, self._transport, self._js, self._instruments, born)
         self._followers = [other for other in self._followers if not other.closed]
         self._followers.append(follower)
         return follower
@@ -140,6 +168,25 @@ def stream_configs() -> list[StreamConfig]:
             storage=StorageType.FILE,
             deny_delete=True,
             deny_purge=True,
+            duplicate_window=600,
+        ),
+        StreamConfig(
+            name=CHECKPOINTS.stream,
+            subjects=[CHECKPOINTS.name(model=ANY)],
+            retention=RetentionPolicy.LIMITS,
+            storage=StorageType.FILE,
+            max_msgs_per_subject=2,
+            duplicate_window=600,
+        ),
+        StreamConfig(
+            name=BRANCH.stream,
+            subjects=[BRANCH.name(model=ANY, branch=ANY)],
+            retention=RetentionPolicy.LIMITS,
+            storage=StorageType.FILE,
+            max_msgs_per_subject=BRANCH_ENTRIES,
+            discard_new_per_subject=True,
+            max_bytes=_BRANCH_BYTES,
+            discard=DiscardPolicy.NEW,  # a push that has no room is refused, and pushes before it stay
             duplicate_window=600,
         ),
         StreamConfig(

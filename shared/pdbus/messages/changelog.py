@@ -7,6 +7,20 @@ from typing import Literal
 
 from pdbus.messages.common import Digest
 
+NOTHING_CHANGED = "nothing_changed"
+"""The code of an abort that ends an update which changed nothing: its version exists already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A stretch of a staging branch that went into a version: its entries after one sequence, up to another."""
+
+    branch: str
+    log: str
+    """The branch log's date of birth: the sequences of one that was lost mean nothing."""
+    after: int
+    upto: int
+
 
 @dataclass(frozen=True, slots=True)
 class Commit:
@@ -23,12 +37,16 @@ class Commit:
     precision: str = "fp32"
     ref: str = "stable"
     """The line that it continues: its ref follows once the fleet has the root ready. Empty: the root only exists."""
+    sealed: Sealed | None = None
+    """What it took from a staging branch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
     tx: str
     reason: str
+    code: str = "conflict"
+    """Of the error (errors.py) that every process of the update raises; `NOTHING_CHANGED`: of none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +81,52 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """The state after all entries before it, so that a late joiner need not replay them."""
+class KeptVersion:
+    """A version in a checkpoint. Its moments are (sequence, wall-clock ns) of entries."""
 
+    root: Digest
+    at: tuple[int, int]
+    left: tuple[int, int] | None
+    commit: Commit | None = None
+    """None where there was no room for it: the log has it, at the sequence of `at`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a transaction ended: by a commit of `root`, or by an abort."""
+
+    tx: str
+    seq: int
+    time_ns: int
+    root: Digest | None
+    reason: str = ""
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The state after the entry `seq` of the log, so that a late joiner need not replay what came before.
+
+    It has a subject of its own, so that its newest is found without reading the log (CHECKPOINTS)."""
+
+    log: str
+    """The change log's date of birth: of one that was lost a checkpoint says nothing."""
+    seq: int
+    time_ns: int
+    entries: int
+    """Of this model, so far."""
     refs: tuple[tuple[str, Digest], ...]
-    roots: tuple[Digest, ...]
+    heads: tuple[tuple[str, Digest], ...]
+    """By line."""
+    shares: tuple[tuple[str, float], ...]
     members: tuple[str, ...]
-    heads: tuple[tuple[str, Digest], ...] = ()
-    """Of lines whose head its ref doesn't name."""
-    shares: tuple[tuple[str, float], ...] = ()
+    versions: tuple[KeptVersion, ...]
+    """In the order of their first commits."""
+    ended: tuple[Ended, ...]
+    """The last transactions, in the order of their ends."""
+    sealed: tuple[Sealed, ...]
+    """Of each branch, what was sealed last."""
+    forgotten: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +138,6 @@ class LogEntry:
     ref: Ref | None = None
     member: Member | None = None
     forget: Forget | None = None
-    checkpoint: Checkpoint | None = None
 
     @property
     def message_id(self) -> str | None:

@@ -14,9 +14,9 @@ from typing import Self, TypeVar
 from pdbus.bus.bus import Bus
 from pdbus.bus.follower import Follower
 from pdbus.context import Deadline
-from pdbus.errors import Corrupt, DeadlineExceeded, PdbusError
+from pdbus.errors import Corrupt, DeadlineExceeded, InvalidRequest, NotFound, PdbusError
 from pdbus.messages.changelog import LogEntry
-from pdbus.subjects import CHANGELOG
+from pdbus.subjects import CHANGELOG, CHECKPOINTS
 from pdbus.tasks import cancelled
 from pdbus.weights.history import History
 
@@ -28,14 +28,17 @@ _POLL_S = 0.1
 
 
 class HistoryFollower:
-    """Follows the change log of `model` from its beginning. Entering starts it; `caught_up` waits for its first end.
+    """Follows the change log of `model`, from its last checkpoint on. Entering starts it; `caught_up` awaits its first
+    end.
 
     Where the log itself was lost and begins anew, so does `history`: what only the old log knew is gone."""
 
     def __init__(self, bus: Bus, model: str) -> None:
         self.history = History()
+        self.born = ""
+        """When the log that `history` is of was made; empty while there is none."""
         self._bus = bus
-        self._to = CHANGELOG(model=model)
+        self._to, self._checkpoints = CHANGELOG(model=model), CHECKPOINTS(model=model)
         self._follower: Follower[LogEntry] | None = None
         self._task: asyncio.Task[None] | None = None
         self._callbacks: list[Callable[[History], object]] = []
@@ -94,6 +97,7 @@ class HistoryFollower:
             try:
                 await self._apply_all()
             except Corrupt as error:
+                self.born = ""
                 if self.history.seq:  # else there is only no log yet
                     log.error("the change log begins anew: %s", error.message)
                     self.history = History()
@@ -105,8 +109,21 @@ class HistoryFollower:
             self._follower = None
             await asyncio.sleep(_RETRY_S)
 
+    async def _begin(self) -> None:
+        """From the last checkpoint, where it is one of this very log; else from the beginning."""
+        try:
+            self.born = (await self._bus.logs.state(self._to)).created
+            last = await self._bus.logs.last(self._checkpoints)
+        except (NotFound, InvalidRequest):  # no stream yet, or a checkpoint that this version can't read
+            return
+        if last and last.entry.log == self.born:
+            self.history = History.restored(last.entry)
+            self._tell()
+
     async def _apply_all(self) -> None:
-        async with contextlib.aclosing(self._bus.logs.follow(self._to, after=self.history.seq)) as follower:
+        if not self.history.seq:
+            await self._begin()
+        async with contextlib.aclosing(self._bus.logs.follow(self._to, self.history.seq, self.born)) as follower:
             self._follower = follower
             async for record in follower:
                 self.history.apply(record.seq, record.time_ns, record.entry)

@@ -5,6 +5,9 @@ reader alike: a ref to a root that no commit made, a commit after its own abort.
 
 A line is a ref and the commits that continue it. Its head is the last of those commits, or what the ref was moved to
 since; while the two differ the head is pending: workers get ready for it, and the ref follows.
+
+A checkpoint is a History at one sequence. Who begins with one knows of all that lives, for ever after, what a reader of
+the whole log knows. What left its last ref longer than LIVE_S ago is dead: no entry brings it back, for neither.
 """
 
 from __future__ import annotations
@@ -12,15 +15,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 from pdbus.context import LONGEST_DEADLINE_S
 from pdbus.errors import InvalidRequest, NotFound
-from pdbus.messages.changelog import Checkpoint, Commit, LogEntry, Ref
+from pdbus.messages.changelog import Checkpoint, Commit, Ended, LogEntry, Ref, Sealed
 from pdbus.messages.common import Digest
 
 RETENTION_S = LONGEST_DEADLINE_S + 600.0
 """How long a root stays fetchable after its last ref left: the longest deadline, and the rollback window."""
+LIVE_S = RETENTION_S + LONGEST_DEADLINE_S
+"""How long after that a ref may still be moved to it: an update that rests on it may be open until then."""
+_ENDED_KEPT_S = 2 * LONGEST_DEADLINE_S
+_SEALED_KEPT = 4096
+"""Branches whose last seal is known. What was sealed is purged, so that of older ones nothing is there any more."""
 _ROOT_PREFIX = re.compile(r"[0-9a-f]{6,64}")
 
 
@@ -39,8 +47,9 @@ class Version:
 
     root: Digest
     at: Moment
-    """Its first commit; or the checkpoint entry that lists it, where the log begins later."""
+    """Its first commit."""
     commit: Commit | None
+    """None where this reader began later, with a checkpoint that had no room for it: the log has it at that place."""
     left: Moment | None = None
     """When it left its last ref, or, never named, was followed by a newer head. None: it is wanted."""
 
@@ -51,6 +60,10 @@ class History:
     def __init__(self) -> None:
         self.seq = 0
         """The last entry applied."""
+        self.time_ns = 0
+        """When that was appended."""
+        self.entries = 0
+        """So far."""
         self.forgotten = 0
         """Roots that were forgotten so far."""
         self._refs: dict[str, Digest] = {}
@@ -58,8 +71,23 @@ class History:
         self._shares: dict[str, float] = {}
         self._versions: dict[Digest, Version] = {}
         self._members: set[str] = set()
-        self._committed: set[str] = set()
-        self._aborted: set[str] = set()
+        self._ended: dict[str, Ended] = {}
+        self._sealed: dict[str, Sealed] = {}
+
+    @classmethod
+    def restored(cls, checkpoint: Checkpoint) -> Self:
+        """As it was after the entry that the checkpoint is of."""
+        self = cls()
+        self.seq, self.time_ns, self.entries = checkpoint.seq, checkpoint.time_ns, checkpoint.entries
+        self.forgotten = checkpoint.forgotten
+        self._refs, self._heads = dict(checkpoint.refs), dict(checkpoint.heads)
+        self._shares, self._members = dict(checkpoint.shares), set(checkpoint.members)
+        self._ended = {one.tx: one for one in checkpoint.ended}
+        self._sealed = {one.branch: one for one in checkpoint.sealed}
+        for kept in checkpoint.versions:
+            left = Moment(*kept.left) if kept.left else None
+            self._versions[kept.root] = Version(kept.root, Moment(*kept.at), kept.commit, left)
+        return self
 
     @property
     def refs(self) -> dict[str, Digest]:
@@ -83,6 +111,11 @@ class History:
     def roots(self) -> dict[Digest, Version]:
         """Every root that exists, in the order of their first commits."""
         return dict(self._versions)
+
+    @property
+    def heads(self) -> dict[str, Digest]:
+        """By line."""
+        return dict(self._heads)
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -116,39 +149,56 @@ class History:
 
         committed: it is in the log. aborted: its abort is, so stop. conflict: its line has another head than its parent
         now, the winner. open: only other entries came in between; append it again at the new sequence."""
-        if commit.tx in self._committed:
-            return "committed"
-        if commit.tx in self._aborted:
-            return "aborted"
+        if ended := self._ended.get(commit.tx):
+            return "committed" if ended.root else "aborted"
+        if commit.sealed and self.sealed_upto(commit.sealed.branch, commit.sealed.log) != commit.sealed.after:
+            return "conflict"
         if not commit.ref:
-            return "open" if commit.parent is None or commit.parent in self._versions else "conflict"
+            return "open" if commit.parent is None or self._lives(commit.parent) else "conflict"
         return "open" if self.head(commit.ref) == commit.parent else "conflict"
 
+    @property
+    def ended(self) -> tuple[Ended, ...]:
+        """Of the transactions whose end is not long ago, how they ended; in the order of that."""
+        return tuple(self._ended.values())
+
+    def end_of(self, tx: str) -> Ended | None:
+        """How the transaction ended; None while neither a commit nor an abort of it is in the log."""
+        return self._ended.get(tx)
+
     def is_open(self, tx: str) -> bool:
-        """Neither a commit nor an abort of the transaction is in the log."""
-        return tx not in self._committed and tx not in self._aborted
+        return tx not in self._ended
+
+    @property
+    def sealed(self) -> tuple[Sealed, ...]:
+        """Of each branch, what was sealed last."""
+        return tuple(self._sealed.values())
+
+    def sealed_upto(self, branch: str, log: str) -> int:
+        """The last entry of the branch's log, of that birth, which is part of a version; 0 where none is."""
+        last = self._sealed.get(branch)
+        return last.upto if last and last.log == log else 0
 
     def apply(self, seq: int, time_ns: int, entry: LogEntry) -> None:
         """Folds in the next entry. Raises ValueError for one that is not behind the last."""
         if seq <= self.seq:
             raise ValueError(f"entry {seq} comes after {self.seq}")
-        self.seq = seq
+        self.seq, self.time_ns = seq, time_ns
+        self.entries += 1
         now = Moment(seq, time_ns)
         before = set(self.wanted)
         if entry.commit:
             self._commit(entry.commit, now)
-        elif entry.abort and entry.abort.tx not in self._committed:
-            self._aborted.add(entry.abort.tx)
+        elif (abort := entry.abort) and abort.tx not in self._ended:
+            self._end(Ended(abort.tx, seq, time_ns, None, abort.reason, abort.code))
         elif entry.ref:
             self._move(entry.ref)
         elif entry.member:
             (self._members.add if entry.member.action == "join" else self._members.discard)(entry.member.server)
         elif entry.forget:
             for root in (set(entry.forget.roots) - before) & self._versions.keys():
+                self.forgotten += self._lives(root)
                 del self._versions[root]
-                self.forgotten += 1
-        elif entry.checkpoint:
-            self._restore(entry.checkpoint, now)
         after = set(self.wanted)
         for root in before - after:
             self._versions[root] = replace(self._versions[root], left=now)
@@ -157,17 +207,32 @@ class History:
 
     def _commit(self, commit: Commit, now: Moment) -> None:
         """A root committed again keeps its first lineage, and heads the line once more."""
-        if commit.tx in self._aborted or commit.tx in self._committed:
+        if commit.tx in self._ended:
             return
-        self._committed.add(commit.tx)
-        left = None if commit.ref else now
-        self._versions.setdefault(commit.root, Version(commit.root, now, commit, left))
+        self._end(Ended(commit.tx, now.seq, now.time_ns, commit.root))
+        if not self._lives(commit.root):
+            self._versions.pop(commit.root, None)
+            self._versions[commit.root] = Version(commit.root, now, commit, None if commit.ref else now)
         if commit.ref:
             self._heads[commit.ref] = commit.root
+        if commit.sealed:
+            self._sealed.pop(commit.sealed.branch, None)
+            self._sealed[commit.sealed.branch] = commit.sealed
+            if len(self._sealed) > _SEALED_KEPT:
+                del self._sealed[next(iter(self._sealed))]
+
+    def _end(self, ended: Ended) -> None:
+        self._ended[ended.tx] = ended
+        while (first := next(iter(self._ended.values()))).time_ns < ended.time_ns - int(_ENDED_KEPT_S * 1e9):
+            del self._ended[first.tx]
+
+    def _lives(self, root: Digest) -> bool:
+        version = self._versions.get(root)
+        return bool(version and (version.left is None or version.left.time_ns >= self.time_ns - int(LIVE_S * 1e9)))
 
     def _move(self, ref: Ref) -> None:
         """A removed ref takes its line with it."""
-        if ref.root is not None and ref.root not in self._versions:
+        if ref.root is not None and not self._lives(ref.root):
             return
         self._shares.pop(ref.name, None)
         if ref.root is None:
@@ -179,17 +244,6 @@ class History:
             self._refs[ref.name] = ref.root
         if ref.share is not None:
             self._shares[ref.name] = ref.share
-
-    def _restore(self, checkpoint: Checkpoint, now: Moment) -> None:
-        """Only a reader that joined late learns from it: to all others it says what they know."""
-        if self._versions or self._members:
-            return
-        for root in checkpoint.roots:
-            self._versions[root] = Version(root, now, None, left=now)
-        self._refs = {name: root for name, root in checkpoint.refs if root in self._versions}
-        self._heads = self._refs | {line: root for line, root in checkpoint.heads if root in self._versions}
-        self._shares = {name: share for name, share in checkpoint.shares if name in self._refs}
-        self._members = set(checkpoint.members)
 
     def _starting_with(self, prefix: str) -> Iterator[Digest]:
         return (root for root in self._versions if root.hex().startswith(prefix))

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from pdbus.errors import InvalidRequest, NotFound
-from pdbus.messages.changelog import Abort, Checkpoint, Commit, Forget, LogEntry, Member, Ref
-from pdbus.weights.history import History, Moment
+from pdbus.messages.changelog import Abort, Commit, Forget, LogEntry, Member, Ref, Sealed
+from pdbus.weights.history import LIVE_S, History, Moment
 
 A, B, C = bytes([0xAA]) * 32, bytes([0xBB]) * 32, bytes([0xCC]) * 32
 S = 1_000_000_000
@@ -169,16 +169,27 @@ def test_members_join_and_leave_and_repeat_themselves_without_harm() -> None:
     assert folded(*entries).members == ("a",)
 
 
-def test_a_late_joiner_learns_the_state_from_a_checkpoint_and_others_ignore_it() -> None:
-    state = Checkpoint((("stable", A), ("canary", A)), (A, B), ("p-0",), (("stable", B),), (("canary", 0.1),))
-    checkpoint = LogEntry(checkpoint=state)
-    late = folded(checkpoint)
-    assert late.refs == {"stable": A, "canary": A}
-    assert late.pending == {"stable": B}
-    assert late.shares == {"canary": 0.1}
-    assert late.members == ("p-0",)
-    early = folded(commit(C), checkpoint)
-    assert list(early.roots) == [C]
+def test_what_left_longer_ago_than_any_update_may_rest_on_it_does_not_come_back() -> None:
+    history = folded(commit(A), ref("stable", A), commit(B, A), ref("stable", B))
+    assert history.roots[A].left == Moment(4, 4 * S)
+    history.apply(5, 4 * S + int(LIVE_S * S) + 1, ref("stable", A))
+    assert history.refs == {"stable": B}
+    history.apply(6, 5 * S + int(LIVE_S * S), commit(A, B, tx="again"))
+    assert history.roots[A].at.seq == 6
+
+
+def test_two_seals_of_one_stretch_of_a_branch_conflict_also_on_different_lines() -> None:
+    def sealing(root: bytes, after: int, upto: int, line: str) -> Commit:
+        return Commit(f"tx-{line}", root, A, "me", "", (), ref=line, sealed=Sealed("b", "today", after, upto))
+
+    log = [commit(A), ref("stable", A), ref("canary", A)]
+    one, other = sealing(B, 0, 7, "stable"), sealing(C, 0, 9, "canary")
+    assert folded(*log).outcome(other) == "open"
+    history = folded(*log, LogEntry(commit=one))
+    assert history.outcome(other) == "conflict"
+    assert history.sealed_upto("b", "today") == 7
+    assert history.sealed_upto("b", "tomorrow") == history.sealed_upto("c", "today") == 0
+    assert history.outcome(sealing(C, 7, 9, "canary")) == "open"
 
 
 def test_entries_must_come_in_order() -> None:

@@ -10,10 +10,11 @@ import logging
 
 from pdbus.bus.bus import Bus
 from pdbus.context import Deadline
-from pdbus.errors import Conflict, PdbusError, Unavailable
-from pdbus.messages.changelog import Abort, Commit, LogEntry
+from pdbus.errors import Conflict, PdbusError, Unavailable, WireError
+from pdbus.messages.changelog import NOTHING_CHANGED, Abort, Commit, Ended, LogEntry
 from pdbus.peers.history import HistoryFollower
 from pdbus.subjects import CHANGELOG
+from pdbus.weights.history import History
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +31,10 @@ async def append_commit(bus: Bus, model: str, follower: HistoryFollower, commit:
         deadline.check("the change log could be written")
         await follower.caught_up(deadline)
         match follower.history.outcome(commit):
-            case "committed":
-                return follower.history.roots[commit.root].at.seq
-            case "aborted":
-                raise Conflict("the update was aborted: it took longer than it had said it would")
+            case "committed" | "aborted":
+                return _seq(follower.history.end_of(commit.tx))
             case "conflict":
-                head = follower.history.head(commit.ref)
-                winner = head.hex()[:12] if head else "nothing"
-                raise Conflict(f"{commit.ref or 'its parent'} has moved on to {winner}: begin again on top of that")
+                raise _conflict(follower.history, commit)
         try:
             expected, message_id = follower.seq, entry.message_id
             return await bus.logs.append(to, entry, expected_seq=expected, message_id=message_id, deadline=deadline)
@@ -45,9 +42,36 @@ async def append_commit(bus: Bus, model: str, follower: HistoryFollower, commit:
             log.info("the commit looks at the log again: %s", error.message)
 
 
-async def append_abort(bus: Bus, model: str, tx: str, reason: str) -> None:
+class Ahead(Conflict):
+    """The line has moved on meanwhile: the same update may be made again on top of its head."""
+
+
+def _conflict(history: History, commit: Commit) -> Conflict:
+    sealed = commit.sealed
+    if sealed and history.sealed_upto(sealed.branch, sealed.log) != sealed.after:
+        return Conflict(f"the branch {sealed.branch} was sealed by another meanwhile: what it took is in a version")
+    head = history.head(commit.ref)
+    winner = head.hex()[:12] if head else "nothing"
+    return Ahead(f"{commit.ref or 'its parent'} has moved on to {winner}: begin again on top of that")
+
+
+def _seq(ended: Ended | None) -> int:
+    """Of the commit. Raises what the abort says."""
+    if ended and ended.root:
+        return ended.seq
+    raise abort_error(ended)
+
+
+def abort_error(ended: Ended | None) -> PdbusError:
+    """What every process raises whose update was aborted."""
+    if ended is None or ended.code == NOTHING_CHANGED:
+        return Conflict("the update has ended")
+    return WireError(ended.code, ended.reason).to_exception()
+
+
+async def append_abort(bus: Bus, model: str, tx: str, reason: str, code: str = Conflict.code) -> None:
     """Servers let go of what was staged once the log has this; where it can't be written, at the deadline."""
-    entry = LogEntry(abort=Abort(tx, reason[:_LONGEST_REASON]))
+    entry = LogEntry(abort=Abort(tx, reason[:_LONGEST_REASON], code))
     deadline = Deadline.after(_ABORT_S)
     try:
         await bus.logs.append(CHANGELOG(model=model), entry, message_id=entry.message_id, deadline=deadline)

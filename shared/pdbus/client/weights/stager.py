@@ -34,11 +34,19 @@ class Stager:
     """`staged` blocks are kept until the end: a server that could not make one of its delta gets it whole."""
 
     def __init__(
-        self, bus: Bus, model: str, follower: HistoryFollower, fleet: Fleet, tx: str, deadline: Deadline
+        self,
+        bus: Bus,
+        model: str,
+        follower: HistoryFollower,
+        fleet: Fleet,
+        tx: str,
+        deadline: Deadline,
+        deadline_ns: int,
     ) -> None:
+        """`deadline_ns`: wall clock. Servers know the transaction by it: the same in all processes that share it."""
         self._bus, self._model, self._follower, self._fleet = bus, model, follower, fleet
         self._tx, self._deadline = tx, deadline
-        self._deadline_ns = deadline.wall_ns  # once: servers know the transaction by it
+        self._deadline_ns = deadline_ns
         self._rng = random.Random()  # noqa: S311 - spreads retries
         self._blocks: dict[Digest, NewBlock] = {}
         self._everywhere: set[Digest] = set()

@@ -17,7 +17,8 @@ from pdbus.client.weights.row_watch import RowBatch, watch
 from pdbus.client.weights.row_writer import Accepted, RowWriter
 from pdbus.client.weights.table_create import Init, create
 from pdbus.client.weights.table_seal import purge_horizon, seal
-from pdbus.client.weights.update import Committed, Update
+from pdbus.client.weights.terms import Committed
+from pdbus.client.weights.update import Update
 from pdbus.context import Deadline, RequestContext
 from pdbus.errors import InvalidRequest, NotFound, PdbusError
 from pdbus.messages.common import Digest
@@ -154,7 +155,7 @@ class RowTable:
         home = self._home
         root = await seal(home.bus, home.begin, home.reader, home.follower, self._to, self.name, message, timeout_s)
         try:
-            await home.bus.logs.purge(self._to, await self._horizon() + 1)
+            await home.bus.logs.purge(self._to, upto=await self._horizon())
         except PdbusError as error:  # the next seal does it
             log.warning("the row log of %s was not purged: %s", self.name, error.message)
         return root

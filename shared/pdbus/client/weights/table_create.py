@@ -12,7 +12,8 @@ from pdbus.bus.bus import Bus
 from pdbus.canonical import content_digest
 from pdbus.client.weights.arrays import as_fp32
 from pdbus.client.weights.edits import NewBlock
-from pdbus.client.weights.update import Committed, Update
+from pdbus.client.weights.terms import Committed
+from pdbus.client.weights.update import Update
 from pdbus.context import new_id
 from pdbus.errors import Conflict, InvalidRequest
 from pdbus.messages.common import Digest

@@ -6,7 +6,6 @@ Nothing of it is visible before its commit is in the change log (commit_point.py
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +18,7 @@ from pdbus.client.weights.edits import (
     Edit,
     NewBlock,
     edited,
+    manifest_blocks,
     replaced,
     span,
     touched_by_elements,
@@ -27,39 +27,16 @@ from pdbus.client.weights.edits import (
     with_product,
 )
 from pdbus.client.weights.stager import Stager
+from pdbus.client.weights.terms import Committed, Terms
 from pdbus.context import Deadline, RequestContext
-from pdbus.errors import InvalidRequest
-from pdbus.messages.changelog import Commit
+from pdbus.errors import Conflict, InvalidRequest, PdbusError
+from pdbus.messages.changelog import NOTHING_CHANGED, Commit
 from pdbus.messages.common import Digest
 from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import BlockReader
 from pdbus.weights.blocks import Array, block_count
 from pdbus.weights.layer import META, Tensor, is_computed, layer_of, meta_tensor
-from pdbus.weights.manifest import Manifest, layer_block, root_block
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """A version that exists."""
-
-    root: Digest
-    seq: int
-    """Of its commit in the change log."""
-    changed_blocks: int
-    sent_bytes: int
-    """Of blocks, as they travelled to all their owners."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What an update says of itself."""
-
-    tx: str
-    ref: str
-    message: str
-    author: str
-    parent: Digest | None = None
-    """None: the head of the line."""
+from pdbus.weights.manifest import Manifest
 
 
 class Update:
@@ -82,7 +59,8 @@ class Update:
         self._contents: dict[Digest, memoryview] = {}
         self._whole_layers: set[str] = set()
         """Layers that consist of tensors in `_tensors` only."""
-        self._committed = False
+        self._ended = False
+        """The log is known to have the transaction's end."""
 
     async def __aenter__(self) -> Self:
         """Raises NotFound where the line has no version to go on from."""
@@ -95,16 +73,20 @@ class Update:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._committed:
+        if not self._ended:
             reason = str(error) or type(error).__name__ if error else "left without a commit"
-            await append_abort(self._bus, self._model, self._terms.tx, reason)
+            code = error.code if isinstance(error, PdbusError) else Conflict.code
+            await self._abort(reason, code)
+
+    async def _abort(self, reason: str, code: str) -> None:
+        await append_abort(self._bus, self._model, self._terms.tx, reason, code)
 
     async def stage(self, name: str, value: Any, *, before: Any = None) -> int:
         """The whole tensor. Returns how many of its blocks are new.
 
         `before`: its content as far as the caller knows; where that is right, only what differs travels.
         Raises InvalidRequest for another shape than the tensor has, or values that are not finite; NotFound."""
-        tensor, array = self._tensor(name), as_fp32(name, value)
+        tensor, array = self.tensor(name), as_fp32(name, value)
         if array.shape != tensor.shape:
             raise InvalidRequest(f"{name} has shape {tensor.shape}, not {array.shape}", param=name)
         known = None if before is None else as_fp32(name, before)
@@ -119,7 +101,7 @@ class Update:
 
     async def stage_rows(self, name: str, rows: Any, values: Any) -> int:
         """Rows of a tensor, by index, each once. Raises as `stage`."""
-        tensor = self._tensor(name)
+        tensor = self.tensor(name)
         ids = as_ids(name, rows, tensor.shape[0] if tensor.shape else 1)
         new = as_fp32(name, values)
         if new.shape != (len(ids), *tensor.shape[1:]):
@@ -140,7 +122,7 @@ class Update:
 
     async def stage_elements(self, name: str, flat: Any, values: Any) -> int:
         """Single elements, by index into the flattened tensor, each once. Raises as `stage`."""
-        tensor = self._tensor(name)
+        tensor = self.tensor(name)
         ids, new = as_ids(name, flat, int(np.prod(tensor.shape, dtype=np.int64))), as_fp32(name, values)
         if new.shape != ids.shape:
             raise InvalidRequest(f"{len(ids)} elements of {name} take as many values, not {new.shape}", param=name)
@@ -161,7 +143,7 @@ class Update:
 
     async def stage_low_rank(self, name: str, a: Any, b: Any) -> int:
         """Adds `a @ b` to a matrix: a [rows, rank], b [rank, columns]. Raises as `stage`."""
-        tensor = self._tensor(name)
+        tensor = self.tensor(name)
         left, right = as_fp32(name, a), as_fp32(name, b)
         if (
             left.ndim != 2
@@ -186,26 +168,47 @@ class Update:
         self._tensors |= {tensor.name: tensor for tensor in tensors}
         self._whole_layers.add(layer)
 
+    async def block_arrays(self, name: str, indices: Sequence[int]) -> dict[int, Array]:
+        """Blocks of a tensor by index as they are now: copies, flat, to be changed at will. Raises as `stage`."""
+        found = await self._blocks(self.tensor(name), indices)
+        return {index: np.frombuffer(content, "<f4").copy() for index, content in found.items()}
+
+    async def stage_blocks(self, name: str, blocks: Mapping[int, Array]) -> int:
+        """Blocks of a tensor by index, flat. Raises InvalidRequest for values that are not finite."""
+        for array in blocks.values():
+            as_fp32(name, array)
+
+        def edit(array: Array) -> Edit:
+            return lambda old: array.reshape(old.shape)
+
+        return await self._edit(self.tensor(name), {index: edit(array) for index, array in blocks.items()})
+
     async def commit(self) -> Committed:
         """Makes the version exist. Raises Conflict, naming the winner, where the line went on meanwhile;
         DeadlineExceeded and Unavailable where it could not be made durable: nothing is visible of it then."""
-        manifest = Manifest.build(self._current.values())
-        changed = sum(
-            len(set(new.blocks) - set(self._manifest.tensors[name].blocks if name in self._manifest.tensors else ()))
-            for name, new in self._tensors.items()
-        )
-        if manifest.root == self.parent:
-            self._committed = True
-            return Committed(self.parent, self._follower.history.roots[self.parent].at.seq, 0, 0)
-        await self._stager.send(_manifest_blocks(manifest, self._manifest), everywhere=True)
+        return await self._commit(self._current)
+
+    async def _commit(self, tensors: Mapping[str, Tensor]) -> Committed:
+        manifest = Manifest.build(tensors.values())
+        if manifest.root == self.parent and not self._terms.sealed:
+            await self._abort("nothing differs from the parent", NOTHING_CHANGED)
+            return self._done(self.parent, self._follower.history.roots[self.parent].at.seq)
+        await self._stager.send(manifest_blocks(manifest, self._manifest), everywhere=True)
         await self._stager.settle()
         known = {layer.name: layer.digest for layer in self._manifest.layers}
         layers = tuple((one.name, one.digest) for one in manifest.layers if known.get(one.name) != one.digest)
-        terms = self._terms
-        commit = Commit(terms.tx, manifest.root, self.parent, terms.author, terms.message, layers, "fp32", terms.ref)
+        at = self._terms
+        commit = Commit(at.tx, manifest.root, self.parent, at.author, at.message, layers, "fp32", at.ref, at.sealed)
         seq = await append_commit(self._bus, self._model, self._follower, commit, self._deadline)
-        self._committed = True
-        return Committed(manifest.root, seq, changed, self._stager.sent_bytes)
+        return self._done(manifest.root, seq)
+
+    def _done(self, root: Digest, seq: int) -> Committed:
+        self._ended = True
+        old = self._manifest.tensors
+        changed = (
+            len(set(new.blocks) - set(old[name].blocks if name in old else ())) for name, new in self._tensors.items()
+        )
+        return Committed(root, seq, sum(changed), self._stager.sent_bytes)
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
@@ -217,7 +220,8 @@ class Update:
         kept = {name: old for name, old in self._manifest.tensors.items() if layer_of(name) not in self._whole_layers}
         return {**kept, **self._tensors}
 
-    def _tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> Tensor:
+        """As it is now. Raises NotFound, InvalidRequest for a file and for a sparse table."""
         if not is_computed(layer := layer_of(name)):
             way = "stage_file takes it" if layer == META else "rows of tables are updated by `table(name).update`"
             raise InvalidRequest(f"{name} is no tensor of the model: {way}", param=name)
@@ -246,15 +250,3 @@ class Update:
 
     def _ctx(self) -> RequestContext:
         return RequestContext(self._deadline)
-
-
-def _manifest_blocks(manifest: Manifest, parent: Manifest) -> list[NewBlock]:
-    """The manifests that the parent lacks; every server holds those."""
-    known = {layer.digest for layer in parent.layers}
-    root = root_block(manifest.root, len(manifest.encoded))
-    blocks = [NewBlock(root.tensor, root.index, root.digest, memoryview(manifest.encoded))]
-    for layer in manifest.layers:
-        if layer.digest not in known:
-            block = layer_block(layer.name, layer.digest, len(layer.encoded))
-            blocks.append(NewBlock(block.tensor, block.index, block.digest, memoryview(layer.encoded)))
-    return blocks

@@ -1,58 +1,47 @@
-"""The weights of one model, as a caller sees them: updates, refs, versions and where they come from."""
+"""The weights of one model, as a caller sees them: updates, branches, refs, and what Versions knows."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import getpass
 import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from pdbus.bus.bus import Bus
-from pdbus.bus.fleet_table import DEAD_AFTER_S
-from pdbus.bus.presence import Fleet
-from pdbus.client.weights.diff import TensorDiff, tensor_diffs
+from pdbus.client.weights.branch import Branch, BranchState, branch_states
+from pdbus.client.weights.parts import LeadingUpdate, PartUpdate, check_part, join
 from pdbus.client.weights.stager import Stager
 from pdbus.client.weights.table import Home, RowTable
-from pdbus.client.weights.update import Committed, Terms, Update
-from pdbus.context import Deadline, RequestContext, new_id
-from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest, NotFound, Unavailable
+from pdbus.client.weights.terms import Committed, Terms, me
+from pdbus.client.weights.update import Update
+from pdbus.client.weights.versions import LOG_S, Versions
+from pdbus.context import Deadline, new_id
+from pdbus.errors import Conflict, InvalidRequest, NotFound
 from pdbus.messages.changelog import Forget, LogEntry, Ref
 from pdbus.messages.common import Digest
-from pdbus.peers.history import HistoryFollower
-from pdbus.peers.weights import BlockReader
-from pdbus.subjects import CHANGELOG
-from pdbus.weights.history import RETENTION_S, History, Version
+from pdbus.messages.updates import PartJoin
+from pdbus.weights.history import RETENTION_S, History
 from pdbus.weights.layer import is_computed, layer_of
-from pdbus.weights.manifest import Manifest
 
 STABLE = "stable"
 CANARY = "canary"
-_LOG_S = 10.0
 _REF_NAME = re.compile(r"(?!root-|[0-9a-f]{6,64}$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Nothing that `MODEL@NAME` could take for a version."""
 
 
-class Weights:
+class Weights(Versions):
     """Follows the model's change log from its first use on; `close` ends that."""
 
     def __init__(self, bus: Bus, model: str) -> None:
-        self._bus, self._model = bus, model
-        self._follower = HistoryFollower(bus, model)
-        self._fleet = Fleet(bus)
-        self._reader = BlockReader(bus, model, self._follower)
+        super().__init__(bus, model)
         self._tables: dict[str, RowTable] = {}
-        self._life = AsyncExitStack()
-        self._starting = asyncio.Lock()
-        self._started = False
 
     async def close(self) -> None:
         for table in self._tables.values():
             await table.close()
-        await self._life.aclose()
+        await super().close()
 
     def table(self, name: str) -> RowTable:
         """A sparse table, which need not exist yet. Raises InvalidRequest for what can't name one."""
@@ -70,20 +59,61 @@ class Weights:
         message: str = "",
         author: str = "",
         timeout_s: float = 120.0,
+        tx: str | None = None,
+        part: tuple[int, int] = (0, 1),
     ) -> AsyncIterator[Update]:
         """An update on top of the line `ref`, or of `parent` (a ref, a root, or its first digits), which has to be the
         line's head when it is committed. An empty `ref`: the version shall only exist. Leaving without `commit` aborts.
 
-        `timeout_s`, 600 at most: after that anyone may abort it. Raises NotFound, InvalidRequest."""
+        `timeout_s`, 600 at most: after that anyone may abort it.
+
+        `tx` and `part`, as in (0, 4) to (3, 4): several processes make one update, each of tensors of its own, under an
+        id that they agree on; with the same `ref` and `message`. All of their commits return the same, or raise the
+        same. If one of them dies, leaves, or is late at the deadline of part 0, nothing comes to exist. An id may be
+        used again once all parts have left; `message`, the step say, keeps a straggler of another one out.
+
+        Raises NotFound, InvalidRequest; DeadlineExceeded where part 0 does not begin, Conflict where two do."""
         if ref:
             _check_ref(ref)
         await self._ready()
         deadline = Deadline.after(timeout_s)
         base = parent if isinstance(parent, bytes) or parent is None else self._follower.history.resolve(parent)
-        terms = Terms(new_id(), ref, message, author or _me(), base)
-        stager = Stager(self._bus, self._model, self._follower, self._fleet, terms.tx, deadline)
-        async with Update(self._bus, self._model, self._follower, self._reader, stager, terms, deadline) as update:
+        terms = Terms(new_id(), ref, message, author or me(), base)
+        async with await self.update(terms, deadline, tx, part) as update:
             yield update
+
+    async def update(
+        self, terms: Terms, deadline: Deadline, shared: str | None = None, part: tuple[int, int] = (0, 1)
+    ) -> Update:
+        """What `begin` enters: of this process alone, or its part of one. Raises as `begin`."""
+        check_part(part)
+        if shared is None and part != (0, 1):
+            raise InvalidRequest("the parts of an update share an id: `tx`", param="tx")
+        deadline_ns = deadline.wall_ns
+        mine = PartJoin(*part, new_id(), terms.ref, terms.message, terms.parent)
+        if shared is not None and mine.part:
+            agreed = await join(self._bus, self._model, shared, mine, deadline)
+            terms, deadline_ns = replace(terms, tx=agreed.tx, parent=agreed.parent), agreed.deadline_ns
+            deadline = deadline.within(Deadline.from_wire(deadline_ns).remaining_s)
+        stager = Stager(self._bus, self._model, self._follower, self._fleet, terms.tx, deadline, deadline_ns)
+        base = (self._bus, self._model, self._follower, self._reader, stager, terms, deadline)
+        if shared is None:
+            return Update(*base)
+        if mine.part:
+            return PartUpdate(*base, shared=shared, mine=mine)
+        return LeadingUpdate(*base, shared=shared, mine=mine, deadline_ns=deadline_ns)
+
+    def branch(self, name: str) -> Branch:
+        """A staging branch, which many writers push to without locks. It is there once something was pushed to it.
+
+        Raises InvalidRequest for a name that it can't have."""
+        _check_ref(name)
+        return Branch(self, self._bus, self._model, name)
+
+    async def branches(self) -> tuple[BranchState, ...]:
+        """The staging branches that have entries, or were sealed."""
+        history = await self.history()
+        return await branch_states(self._bus, self._model, history)
 
     async def push_state_dict(
         self,
@@ -93,14 +123,17 @@ class Weights:
         ref: str = STABLE,
         message: str = "",
         timeout_s: float = 120.0,
+        tx: str | None = None,
+        part: tuple[int, int] = (0, 1),
     ) -> Committed:
         """Commits what of a state dict, or of a torch module's, differs from the head of the line.
 
         Names are the checkpoint's. Tensors that the version doesn't have (buffers, a tied head) are left out; those of
         the version that `state` lacks stay. `before`: the state that was pushed last: then only the elements that
-        differ travel. Raises as the methods of Update."""
+        differ travel. `tx` and `part`, as for `begin`: of several processes each pushes the tensors that it has.
+        Raises as the methods of Update."""
         tensors: Mapping[str, Any] = state.state_dict() if hasattr(state, "state_dict") else state
-        async with self.begin(ref=ref, message=message, timeout_s=timeout_s) as update:
+        async with self.begin(ref=ref, message=message, timeout_s=timeout_s, tx=tx, part=part) as update:
             manifest = await self.manifest(update.parent)
             known = [name for name in tensors if name in manifest.tensors and is_computed(layer_of(name))]
             if not known:
@@ -111,38 +144,18 @@ class Weights:
                 await update.stage(name, tensors[name], before=(before or {}).get(name))
             return await update.commit()
 
-    async def history(self) -> History:
-        """The log, folded, as it is now."""
-        await self._ready()
-        await self._follower.caught_up(Deadline.after(_LOG_S))
-        return self._follower.history
-
     async def wait_for_ref(self, ref: str, root: Digest, timeout_s: float) -> bool:
         """Whether `ref` comes to name `root`; False where its line went on to another head first.
 
         Raises DeadlineExceeded, when no worker of each kind got ready for it in time."""
         await self._ready()
-        await self._follower.caught_up(Deadline.after(_LOG_S))
+        await self._follower.caught_up(Deadline.after(LOG_S))
 
         def settled(history: History) -> bool:
             return history.refs.get(ref) == root or history.head(ref) != root
 
         await self._follower.wait_for(settled, Deadline.after(timeout_s))
         return self._follower.history.refs.get(ref) == root
-
-    async def resolve(self, name: str) -> Version:
-        """The version that a ref, a root or its first digits name. Raises NotFound, InvalidRequest."""
-        history = await self.history()
-        return history.roots[history.resolve(name)]
-
-    async def manifest(self, root: Digest) -> Manifest:
-        await self._ready()
-        return await self._reader.manifest(root, RequestContext.after(_LOG_S))
-
-    async def diff(self, old: str, new: str) -> tuple[TensorDiff, ...]:
-        """The tensors that differ between two versions, in the order of layers. Raises as `resolve`."""
-        before, after = [await self.manifest((await self.resolve(name)).root) for name in (old, new)]
-        return tensor_diffs(before, after)
 
     async def move_ref(
         self, name: str, to: str | None, *, message: str = "", share: float | None = None, now: bool = False
@@ -161,17 +174,17 @@ class Weights:
             raise NotFound(f"version {root.hex()[:12]} left its last ref too long ago: it is no longer kept")
         if history.refs.get(name) == root and history.shares.get(name) == share and history.head(name) == root:
             return root
-        await self._append(LogEntry(ref=Ref(name, root, _me(), message, share, now or root is None)))
+        await self._append(LogEntry(ref=Ref(name, root, me(), message, share, now or root is None)))
         return root
 
     async def rollback(self, ref: str = STABLE, *, message: str = "", now: bool = False) -> Digest:
         """Points a ref to the parent of the version that it names, as `move_ref` does. Raises what that does, and
         InvalidRequest where there is no parent."""
         history = await self.history()
-        version = history.roots[history.resolve(ref)]
-        if version.commit is None or version.commit.parent is None:
-            raise InvalidRequest(f"{ref} names version {version.root.hex()[:12]}, which has no parent")
-        parent, why = version.commit.parent, message or f"rollback of {version.root.hex()[:12]}"
+        found = await self.lineage(history.resolve(ref).hex())
+        if found.commit.parent is None:
+            raise InvalidRequest(f"{ref} names version {found.root.hex()[:12]}, which has no parent")
+        parent, why = found.commit.parent, message or f"rollback of {found.root.hex()[:12]}"
         await self.move_ref(ref, parent.hex(), message=why, share=history.shares.get(ref), now=now)
         return parent
 
@@ -189,42 +202,8 @@ class Weights:
         if named := [root for root in chosen if root in wanted]:
             raise Conflict(f"version {named[0].hex()[:12]} is in use: a ref names it, or will")
         if chosen:
-            await self._append(LogEntry(forget=Forget(chosen, _me())))
+            await self._append(LogEntry(forget=Forget(chosen, me())))
         return chosen
-
-    async def _append(self, entry: LogEntry) -> None:
-        deadline = Deadline.after(_LOG_S)
-        to, expected, message_id = CHANGELOG(model=self._model), self._follower.seq, new_id()
-        try:
-            await self._bus.logs.append(to, entry, expected_seq=expected, message_id=message_id, deadline=deadline)
-        except Conflict:
-            raise Conflict("the change log moved at the same time: look at it, and try again") from None
-        await self._follower.caught_up(deadline)
-
-    async def _ready(self) -> None:
-        async with self._starting:
-            if self._started:
-                return
-            async with AsyncExitStack() as life:
-                await self._bus.logs.ensure()
-                await life.enter_async_context(self._follower)
-                await life.enter_async_context(self._fleet)
-                await self._follower.caught_up(Deadline.after(_LOG_S))
-                if not self._follower.history.seq:
-                    raise Unavailable(f"there is no model {self._model} on this bus")
-                await self._hear_of_all()
-                self._life = life.pop_all()
-            self._started = True
-
-    async def _hear_of_all(self) -> None:
-        """Returns once each member has been heard of, or must be taken for dead: updates go to those that live."""
-        members = set(self._follower.history.members)
-
-        def heard(fleet: Fleet) -> bool:
-            return members <= {card.id for card in fleet.live("param_server")}
-
-        with contextlib.suppress(DeadlineExceeded, TimeoutError):
-            await self._fleet.wait_for(heard, Deadline.after(DEAD_AFTER_S))
 
 
 def _check_ref(name: str) -> None:
@@ -233,10 +212,3 @@ def _check_ref(name: str) -> None:
             f"{name!r} can't name a ref: 1 to 64 of A-Z a-z 0-9 . _ -, first a letter or digit, and unlike a version",
             param="ref",
         )
-
-
-def _me() -> str:
-    try:
-        return getpass.getuser()
-    except OSError:  # a container's user may have no name
-        return "somebody"
