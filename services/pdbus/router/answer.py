@@ -37,6 +37,7 @@ class Answer:
         prompts: Sequence[Encoded],
         deadline: Deadline,
     ) -> None:
+        self.request_id = request_id
         self.id = ("chatcmpl-" if request.endpoint == "chat.completions" else "cmpl-") + request_id
         self.created = int(time.time())
         self.request = request

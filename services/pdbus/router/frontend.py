@@ -21,7 +21,7 @@ from pdbus.router.cache_control import CacheControl
 from pdbus.router.generation import Generation
 from pdbus.router.idempotency import IdempotencyTable, seed_of
 from pdbus.router.metrics import RouterMetrics
-from pdbus.router.models import Models
+from pdbus.router.models import DEFAULT_REF, Models
 from pdbus.router.openai_schema import GenerateRequest
 from pdbus.router.output import ChoiceOutput
 from pdbus.router.prompts import Encoded, encode_prompts, most_tokens
@@ -105,13 +105,21 @@ class Frontend:
             answer, plan = await self._prepare(request, caller)
             await stack.enter_async_context(answer)
             yield answer
+            if recorder := self._bus.recorder:
+                told, whole = answer.completion_tokens, answer.whole
+                recorder.put("end", request=answer.request_id, root=plan.version.root, tokens=told, whole=whole)
             if answer.cacheable and plan.key and caller.cache.store:
                 once = caller.idempotency_key is not None and not request.deterministic
                 self._results.put(plan.key, plan.version.root, caller.ctx, answer.outputs, once=once)
 
     async def _prepare(self, request: GenerateRequest, caller: Caller) -> tuple[Answer, Plan]:
         # again: the ref may have moved while the request waited
-        root = self.models.resolve(self.models.ref_for(request.ref, session_of(request, caller)))
+        ref = self.models.ref_for(request.ref, session_of(request, caller))
+        root = self.models.resolve(ref)
+        if recorder := self._bus.recorder:
+            named = DEFAULT_REF if ref is None else ref
+            by_ref = named if named in self.models.refs else None
+            recorder.put("admit", request=caller.ctx.request_id, root=root, ref=by_ref)
         plan = await self._plan(request, caller, root)
         answer = Answer(caller.ctx.request_id, request, plan.version, plan.prompts, caller.ctx.deadline)
         answer.outputs = [self._output(plan, answer, choice) for choice in range(len(plan.prompts) * request.n)]
@@ -123,6 +131,8 @@ class Frontend:
                 )
                 span.set_attribute("pdbus.cache.hit", stored is not None)
             if stored is not None:
+                if recorder := self._bus.recorder:
+                    recorder.put("hit", request=caller.ctx.request_id, root=root, made=stored.root, key=plan.key.key)
                 answer.source = "hit"
                 answer.replay(stored)
         self.metrics.result_cache(answer.source)

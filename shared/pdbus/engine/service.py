@@ -47,7 +47,7 @@ class EngineService(Service[S], Generic[S]):
             settings.threads,
             settings.cores_file,
         )
-        self.versions = Versions(self._reader, partial(open_backend, options), self.changed.set)
+        self.versions = Versions(self._reader, partial(open_backend, options), self._on_versions)
         self.worker: Worker[Any] | None = None
 
     @abstractmethod
@@ -115,6 +115,12 @@ class EngineService(Service[S], Generic[S]):
         # A log that begins anew knows of no version yet: what is loaded goes on serving until it does.
         if history.wanted:
             self.versions.want(history.wanted)
+
+    def _on_versions(self) -> None:
+        self.changed.set()
+        if recorder := self.bus.recorder:
+            for root in self.versions.roots:
+                recorder.put("loaded", root=root, kv_root=self.versions.kv_roots.get(root))
 
     def _on_failed(self, failed: asyncio.Future[None]) -> None:
         if not failed.cancelled() and (error := failed.exception()):
