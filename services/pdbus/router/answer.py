@@ -104,6 +104,11 @@ class Answer:
         return self._unfinished == 0
 
     @property
+    def failed(self) -> bool:
+        """Something kept it from becoming whole."""
+        return self._error is not None
+
+    @property
     def told(self) -> bool:
         """The reader has all of it."""
         return not self._waiting and self.whole

@@ -21,7 +21,7 @@ from pdbus.router.cache_control import CacheControl
 from pdbus.router.generation import Generation
 from pdbus.router.idempotency import IdempotencyTable, seed_of
 from pdbus.router.metrics import RouterMetrics
-from pdbus.router.models import DEFAULT_REF, Models
+from pdbus.router.models import Models
 from pdbus.router.openai_schema import GenerateRequest
 from pdbus.router.output import ChoiceOutput
 from pdbus.router.prompts import Encoded, encode_prompts, most_tokens
@@ -102,7 +102,14 @@ class Frontend:
                     )
                 choices = request.n * max(len(request.prompts), 1)
                 await stack.enter_async_context(self.admission.slot(choices, deadline))
-            answer, plan = await self._prepare(request, caller)
+            # again: the ref may have moved while the request waited
+            ref = self.models.ref_for(request.ref, session_of(request, caller))
+            served = stack.enter_context(self.metrics.refs.request(self.models.named(ref)))
+            root = served.root = self.models.resolve(ref)
+            if recorder := self._bus.recorder:
+                recorder.put("admit", request=caller.ctx.request_id, root=root, ref=self.models.named(ref))
+            answer, plan = await self._prepare(request, caller, root)
+            served.answer = answer
             await stack.enter_async_context(answer)
             yield answer
             if recorder := self._bus.recorder:
@@ -112,14 +119,7 @@ class Frontend:
                 once = caller.idempotency_key is not None and not request.deterministic
                 self._results.put(plan.key, plan.version.root, caller.ctx, answer.outputs, once=once)
 
-    async def _prepare(self, request: GenerateRequest, caller: Caller) -> tuple[Answer, Plan]:
-        # again: the ref may have moved while the request waited
-        ref = self.models.ref_for(request.ref, session_of(request, caller))
-        root = self.models.resolve(ref)
-        if recorder := self._bus.recorder:
-            named = DEFAULT_REF if ref is None else ref
-            by_ref = named if named in self.models.refs else None
-            recorder.put("admit", request=caller.ctx.request_id, root=root, ref=by_ref)
+    async def _prepare(self, request: GenerateRequest, caller: Caller, root: Digest) -> tuple[Answer, Plan]:
         plan = await self._plan(request, caller, root)
         answer = Answer(caller.ctx.request_id, request, plan.version, plan.prompts, caller.ctx.deadline)
         answer.outputs = [self._output(plan, answer, choice) for choice in range(len(plan.prompts) * request.n)]

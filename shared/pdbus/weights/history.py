@@ -21,6 +21,7 @@ from pdbus.messages.common import Digest
 
 RETENTION_S = LONGEST_DEADLINE_S + 600.0
 """How long a root stays fetchable after its last ref left: the longest deadline, and the rollback window."""
+_GONE_NS = 86_400 * 1_000_000_000
 _ROOT_PREFIX = re.compile(r"[0-9a-f]{6,64}")
 
 
@@ -58,6 +59,7 @@ class History:
         self._shares: dict[str, float] = {}
         self._versions: dict[Digest, Version] = {}
         self._members: set[str] = set()
+        self._gone: dict[Digest, Version] = {}
         self._committed: set[str] = set()
         self._aborted: set[str] = set()
 
@@ -83,6 +85,11 @@ class History:
     def roots(self) -> dict[Digest, Version]:
         """Every root that exists, in the order of their first commits."""
         return dict(self._versions)
+
+    @property
+    def gone(self) -> dict[Digest, Version]:
+        """Roots that were forgotten within a day, `left` then: what was made from them is still to be deleted."""
+        return dict(self._gone)
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -145,8 +152,9 @@ class History:
             (self._members.add if entry.member.action == "join" else self._members.discard)(entry.member.server)
         elif entry.forget:
             for root in (set(entry.forget.roots) - before) & self._versions.keys():
-                del self._versions[root]
+                self._gone[root] = replace(self._versions.pop(root), left=now)
                 self.forgotten += 1
+            self._gone = {r: v for r, v in self._gone.items() if v.left and now.time_ns - v.left.time_ns < _GONE_NS}
         elif entry.checkpoint:
             self._restore(entry.checkpoint, now)
         after = set(self.wanted)
@@ -161,6 +169,7 @@ class History:
             return
         self._committed.add(commit.tx)
         left = None if commit.ref else now
+        self._gone.pop(commit.root, None)
         self._versions.setdefault(commit.root, Version(commit.root, now, commit, left))
         if commit.ref:
             self._heads[commit.ref] = commit.root
