@@ -147,7 +147,7 @@ async def _drive(wanted: Wanted, stack: Stack, nats_url: str, url: str, proxy: s
         changes = Changes(weights, url, MODEL, random.Random(rng.random()))
         faults = ProcessFaults(stack, fleet, random.Random(rng.random()))
         follower.on_change(lambda history: answers.roots.__setitem__(slice(None), [r.hex() for r in history.wanted]))
-        await weights.history()
+        await _known(weights)
         tell(proxy, "on")
         beside = [
             *(asyncio.create_task(changes.run(_WRITERS * _CHANGE_EVERY_S)) for _ in range(_WRITERS)),
@@ -178,6 +178,15 @@ async def _drive(wanted: Wanted, stack: Stack, nats_url: str, url: str, proxy: s
             unread,
             settled,
         )
+
+
+async def _known(weights: Weights) -> None:
+    """Returns once the log is known; a busy machine may take a while."""
+    async with asyncio.timeout(_QUIET_S):
+        while True:
+            with contextlib.suppress(PdbusError):
+                await weights.history()
+                return
 
 
 def tell(proxy: subprocess.Popen[str], word: str) -> None:
