@@ -343,7 +343,7 @@ class _Gapless(_Judge):
 
     def _sessions(self, request: str) -> list[str]:
         """Choices are numbered from 0 on; those of an answer from the cache have no tokens of their own."""
-        found = []
+        found: list[str] = []
         while (name := f"{request}-{len(found)}") in self._told:
             found.append(name)
         return found

@@ -17,14 +17,12 @@ from typing import Literal, TypeAlias
 from pdbus.bus.bus import Bus
 from pdbus.bus.presence import Fleet
 from pdbus.canonical import DIGEST_BYTES
-from pdbus.context import LONGEST_DEADLINE_S, RequestContext
-from pdbus.errors import PdbusError
+from pdbus.context import LONGEST_DEADLINE_S, Deadline, RequestContext
 from pdbus.invalidator.caches import fence_of
 from pdbus.invalidator.deletions import NS, Deletions
 from pdbus.invalidator.log import DeletionsFollower
 from pdbus.messages.cache import CacheScan, ScannedEntry
 from pdbus.messages.common import Digest
-from pdbus.messages.presence import Card
 from pdbus.peers.history import HistoryFollower
 from pdbus.subjects import CACHE_SCAN
 from pdbus.telemetry.spans import meter
@@ -39,6 +37,7 @@ GRACE_S = 15.0
 """So long after a delete was logged nodes may still have to read of it: three times what they may lag behind."""
 _ROUND_S = 5.0
 _SCAN_S = 2.0
+_LOG_S = 5.0
 _MOST = 1024
 _LINGER_S = LONGEST_DEADLINE_S + 120.0
 """Requests pin a version for as long, and wishes keep it a little longer."""
@@ -99,36 +98,34 @@ class Audit:
         await asyncio.Event().wait()
 
     async def look(self, most: int) -> None:
-        """At that many entries of one node, and at the versions of all workers. Raises PdbusError."""
-        for service in ("prefill", "decode"):
-            for card in self.fleet.live(service):
-                if card.model == self.model:
-                    self._look_at_versions(card)
-        nodes = [card for card in self.fleet.live("cache") if card.state == "ready"]
-        if nodes:
-            await self._look_at_node(self._rng.choice(nodes).id, most)
+        """At that many entries of one node, and at the versions of all workers. Raises PdbusError.
 
-    async def _look_at_node(self, node: str, most: int) -> None:
-        """From a random key on, and from the first one where there are too few behind it."""
-        entries: list[ScannedEntry] = []
-        for after in (secrets.token_bytes(DIGEST_BYTES), b""):
-            wanted = CacheScan(after, most - len(entries))
-            try:
-                reply = await self.bus.call(CACHE_SCAN(node=node), wanted, RequestContext.after(_SCAN_S))
-            except PdbusError as error:
-                log.info("cache node %s was not audited: %s", node, error.message)
-                return
-            entries += reply.entries
-            if len(entries) >= most:
-                break
-        for entry in {entry.key: entry for entry in entries}.values():
-            opinion = opinion_of(entry, self.log.deletions, self.history.history, time.time_ns())
+        First at what is there, then at the logs: whatever was let in by then is known when it is judged."""
+        workers = [card for service in ("prefill", "decode") for card in self.fleet.live(service)]
+        nodes = [card.id for card in self.fleet.live("cache") if card.state == "ready"]
+        node = self._rng.choice(nodes) if nodes else ""
+        entries = await self._entries(node, most) if node else []
+        deadline = Deadline.after(_LOG_S)
+        await self.history.caught_up(deadline)
+        await self.log.caught_up(deadline)
+        now_ns = time.time_ns()
+        for entry in entries:
+            opinion = opinion_of(entry, self.log.deletions, self.history.history, now_ns)
             self._count(entry.kind, opinion, f"cache node {node}", entry.root)
+        for card in workers:
+            for root in card.roots if card.model == self.model else ():
+                opinion = opinion_of_version(root, self.history.history, now_ns)
+                self._count("model", opinion, f"{card.service} worker {card.id}", root)
 
-    def _look_at_versions(self, card: Card) -> None:
-        for root in card.roots:
-            opinion = opinion_of_version(root, self.history.history, time.time_ns())
-            self._count("model", opinion, f"{card.service} worker {card.id}", root)
+    async def _entries(self, node: str, most: int) -> list[ScannedEntry]:
+        """From a random key on, and from the first one where there are too few behind it. Raises PdbusError."""
+        found: dict[Digest, ScannedEntry] = {}
+        for after in (secrets.token_bytes(DIGEST_BYTES), b""):
+            if len(found) < most:
+                wanted = CacheScan(after, most - len(found))
+                reply = await self.bus.call(CACHE_SCAN(node=node), wanted, RequestContext.after(_SCAN_S))
+                found |= {entry.key: entry for entry in reply.entries}
+        return list(found.values())
 
     def _count(self, kind: str, opinion: Opinion, where: str, root: Digest) -> None:
         self.seen[kind] += 1

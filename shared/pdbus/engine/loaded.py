@@ -56,6 +56,8 @@ class Loaded(ABC, Generic[V]):
         self._failures: dict[Digest, Failure] = {}  # of wanted ones only
         self._changed = asyncio.Event()
         self._any = asyncio.Event()
+        self._awaited = False
+        """Somebody waits for a first version."""
         self.detail = "waiting for a first version"
 
     @property
@@ -92,9 +94,16 @@ class Loaded(ABC, Generic[V]):
         self._changed.set()
 
     async def first(self) -> V:
-        """The first version that becomes ready."""
-        await self._any.wait()
-        return next(iter(self._ready.values()))
+        """The first version that becomes ready. It stays until it is told here, also where the log has moved on: while
+        weights change faster than they are loaded, each would be out of date before it could serve."""
+        self._awaited = True
+        try:
+            while not self._ready:
+                self._any.clear()
+                await self._any.wait()
+            return next(iter(self._ready.values()))
+        finally:
+            self._awaited = False
 
     async def need(self, root: Digest, deadline: Deadline) -> V:
         """The version, after loading it if need be. Raises RootGone where that fails or takes longer."""
@@ -147,6 +156,8 @@ class Loaded(ABC, Generic[V]):
         before = len(self._ready)
         self._wishes = {root: wish for root, wish in self._wishes.items() if wish.until_s > now_s}
         for root, version in list(self._ready.items()):
+            if len(self._ready) == 1 and self._awaited:
+                break
             if root not in self._wanted and root not in self._wishes and not self._in_use(version):
                 del self._ready[root]
                 self._on_change()

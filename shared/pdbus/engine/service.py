@@ -18,6 +18,7 @@ from pdbus.engine.scheduler import Limits
 from pdbus.engine.settings import EngineSettings
 from pdbus.engine.versions import Versions
 from pdbus.engine.worker import Worker
+from pdbus.errors import PdbusError
 from pdbus.kv.codec import PagePool
 from pdbus.messages.presence import Card, Load
 from pdbus.model.backends import BackendOptions, open_backend
@@ -29,6 +30,8 @@ from pdbus.tasks import cancelled
 from pdbus.weights.history import History
 
 S = TypeVar("S", bound=EngineSettings)
+
+_LOG_S = 10.0
 
 
 class EngineService(Service[S], Generic[S]):
@@ -66,6 +69,8 @@ class EngineService(Service[S], Generic[S]):
     async def start(self, stack: contextlib.AsyncExitStack) -> None:
         """Returns once requests can be served. What has to be ended goes onto `stack`."""
         await stack.enter_async_context(self.versions)
+        with contextlib.suppress(PdbusError):  # then it learns by and by which versions are wanted, the oldest first
+            await self._history.caught_up(Deadline.after(_LOG_S))
         stack.callback(self._history.on_change(self._want))
         self._want(self._history.history)
         version = await self.versions.first()

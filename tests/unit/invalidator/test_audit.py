@@ -10,6 +10,7 @@ import pytest
 from pdbus.bus.bus import memory_bus
 from pdbus.bus.memory import MemoryBroker
 from pdbus.caching.entry import Entry
+from pdbus.context import Deadline
 from pdbus.invalidator.audit import GRACE_S, Audit, opinion_of, opinion_of_version
 from pdbus.invalidator.caches import CACHES
 from pdbus.invalidator.deletions import NS, Deletions
@@ -32,6 +33,9 @@ class Follower:
         for seq, root in enumerate((DEAD, LIVE), 1):
             self.history.apply(seq, NOW_NS, LogEntry(commit=Commit(f"tx{seq}", root, None, "a", "", ())))
         self.history.apply(3, NOW_NS, LogEntry(ref=Ref("stable", LIVE, "a")))
+
+    async def caught_up(self, deadline: Deadline) -> None:
+        """It always is."""
 
     def delete(self, root: bytes = DEAD) -> None:
         self.deletions.apply(1, NOW_NS, Invalidated("m", "delete", root=root, cause=3))
