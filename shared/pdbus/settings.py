@@ -45,6 +45,9 @@ class Settings:
     """How long running work may take to finish after SIGTERM."""
     slots: Path | None = None
     """A folder that equal processes share: each takes its id and data folder from it (runtime/slots.py)."""
+    history: Path | None = None
+    """A folder into which each process writes what it admitted, pinned, read and stored, for the consistency checker
+    (recording.py); absent: nothing is recorded."""
     lifeline_fd: int | None = None
     """The end of a pipe that the launcher gave this process: when it breaks, the process ends (runtime/lifeline.py)."""
 

@@ -156,6 +156,8 @@ EMBED = Rpc("pd.v1.embed.{model}", router.EmbedRequest, router.EmbedReply, queue
 FEATURES = Rpc("pd.v1.features.{model}", features.FeaturesRequest, features.FeaturesReply, queue="router")
 FEATURE_SOURCE = Rpc("{subject}", features.SourceRequest, features.SourceReply)
 """A caller's own service, at the subject that the router's settings name: `To(FEATURE_SOURCE, subject)`."""
+REF_STATS = Rpc("pd.v1.refstats.{router}", router.RefStatsWanted, router.RefStats)
+"""To one router: what requests met, by ref, so that a canary can be held against stable."""
 TOKENS = Event("pd.v1.tokens.{router}", router.TokenFrame)
 CANCEL = Event("pd.v1.cancel", workers.Cancel)
 

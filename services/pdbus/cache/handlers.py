@@ -34,6 +34,7 @@ from pdbus.messages.cache import (
     CacheScanReply,
     ScannedEntry,
 )
+from pdbus.recording import Told
 
 MOST_KEYS = 1024
 MOST_SCANNED = 1024
@@ -83,6 +84,7 @@ class Handlers:
                     break
                 found.append(absent)
                 continue
+            self._record("get", entry, root=wanted.root)
             room -= len(entry.material)
             value: bytes | None = None
             if isinstance(entry, Entry) and entry.size <= min(INLINE_BYTES, room):
@@ -125,6 +127,8 @@ class Handlers:
             deleted += self.store.delete_root(wanted.root)
         if wanted.name:
             deleted += self.store.delete_name(wanted.name)
+            if recorder := self.bus.recorder:
+                recorder.put("delete_name", name=wanted.name, generation=self.store.fences.generation)
         return CacheDeleteReply(deleted)
 
     async def scan(self, wanted: CacheScan, ctx: RequestContext) -> CacheScanReply:
@@ -196,7 +200,16 @@ class Handlers:
             packed=packed is not None,
             name=put.name,
         )
-        return self.store.put(entry, _fence(put))
+        kept = self.store.put(entry, _fence(put))
+        if kept:
+            self._record("put", entry, incarnation=put.incarnation, generation=put.generation)
+        return kept
+
+    def _record(self, event: str, entry: Entry | DiskEntry, **more: Told) -> None:
+        """For the history, if it is wanted. `made`: of which root the entry is."""
+        if recorder := self.bus.recorder:
+            kind, name = (entry.kind, entry.name) if isinstance(entry, Entry) else ("kv", "")
+            recorder.put(event, kind=kind, key=entry.key, made=entry.root, name=name or None, **more)
 
 
 def _plain(entry: Entry) -> bytes:

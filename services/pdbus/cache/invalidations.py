@@ -86,6 +86,9 @@ class Invalidations:
                 self._store.lift(entry.root)
             case "delete_name":
                 deleted = self._store.delete_name(entry.name, entry.generation)
+        if recorder := self._bus.recorder:
+            generation = self._store.fences.generation
+            recorder.put(entry.action, root=entry.root or None, name=entry.name or None, generation=generation, seq=seq)
         self._note()
         self._deleted.add(deleted, {"pdbus.action": entry.action})
         log.info("%s %s: %d entries deleted", entry.action, entry.name or entry.root.hex()[:12], deleted)
@@ -132,4 +135,6 @@ class Invalidations:
 
     def _forget(self, why: str) -> None:
         log.warning("forgetting all entries: %s", why)
+        if recorder := self._bus.recorder:
+            recorder.put("forget_all")
         self._store.clear(new_id())

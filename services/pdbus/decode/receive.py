@@ -44,6 +44,9 @@ def _take(worker: DecodeWorker, lease: PageLease, head: KvHead, body: Buffer) ->
     lease.renewed_s = time.monotonic()
     if head.layer == KV_FINAL:
         lease.finish(_final(body), worker.pool.format)
+        if recorder := worker.bus.recorder:
+            session, attempt = lease.key
+            recorder.put("handoff", session=session, attempt=attempt, root=lease.reserve.root)
     elif lease.final:
         raise Corrupt("KV came after the final frame")
     else:

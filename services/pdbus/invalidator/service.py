@@ -1,7 +1,8 @@
 """The invalidator: deletes what a model's dead roots left in the caches, twice, and lets live ones back in.
 
 Three sources, one truth. The change log says which roots are live; the log of invalidations says what was deleted; the
-work queue holds a reminder for each delete that is to come, so that none is lost while no invalidator runs. Several
+work queue holds a reminder for each delete that is to come, so that none is lost while no invalidator runs. It also
+looks at samples of what the caches hold, whether it may still be there (audit.py). Several
 invalidators of a model share the queue; what they append or enqueue twice counts once, by its message id.
 """
 
@@ -13,6 +14,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import ClassVar, Self
 
@@ -21,12 +23,13 @@ from pdbus.bus.presence import Fleet
 from pdbus.bus.work import Job
 from pdbus.context import Deadline
 from pdbus.errors import PdbusError
+from pdbus.invalidator.audit import Audit
 from pdbus.invalidator.deletes import Deletes
 from pdbus.invalidator.deletions import NS
 from pdbus.invalidator.log import DeletionsFollower
 from pdbus.invalidator.settings import InvalidatorSettings
 from pdbus.messages.invalidator import DueDelete
-from pdbus.messages.presence import Load
+from pdbus.messages.presence import Card, Load
 from pdbus.peers.history import HistoryFollower
 from pdbus.runtime import Service
 from pdbus.subjects import DELETES
@@ -51,6 +54,7 @@ class InvalidatorService(Service[InvalidatorSettings]):
         self._log = DeletionsFollower(bus, settings.model, self._news.set)
         self._fleet = Fleet(bus)
         self._deletes = Deletes(bus, self._fleet, settings.model, settings.longest_deadline_s)
+        self._audit = Audit(bus, self._fleet, self._history, self._log, settings.model, settings.audit_per_s)
         self._reminded: set[DueDelete] = set()
         self._working = False
         self._stack = AsyncExitStack()
@@ -62,7 +66,7 @@ class InvalidatorService(Service[InvalidatorSettings]):
             await stack.enter_async_context(self._log)
             await stack.enter_async_context(self._history)
             self._history.on_change(lambda _: self._news.set())
-            for loop in (self._reconcile, self._work):
+            for loop in (self._reconcile, self._work, self._audit.run):
                 stack.push_async_callback(cancelled, asyncio.create_task(_always(loop)))
             self._stack = stack.pop_all()
         return self
@@ -74,6 +78,9 @@ class InvalidatorService(Service[InvalidatorSettings]):
 
     def load(self) -> Load:
         return Load(running=int(self._working), waiting=len(self._reminded))
+
+    def card(self, card: Card) -> Card:
+        return replace(card, detail=self._audit.told)
 
     async def _reconcile(self) -> None:
         """After each change of either log: a reminder for each delete to come, a restore for each root that is live."""

@@ -37,6 +37,7 @@ class Answer:
         prompts: Sequence[Encoded],
         deadline: Deadline,
     ) -> None:
+        self.request_id = request_id
         self.id = ("chatcmpl-" if request.endpoint == "chat.completions" else "cmpl-") + request_id
         self.created = int(time.time())
         self.request = request
@@ -101,6 +102,11 @@ class Answer:
     def whole(self) -> bool:
         """Every choice has ended."""
         return self._unfinished == 0
+
+    @property
+    def failed(self) -> bool:
+        """Something kept it from becoming whole."""
+        return self._error is not None
 
     @property
     def told(self) -> bool:

@@ -121,6 +121,9 @@ class Attempt:
 
     def _use(self, item: TokenItem) -> None:
         self._booking.prompt_read()
+        if recorder := self._bus.recorder:
+            session, count = self.ticket.session, len(item.ids)
+            recorder.put("token", session=session, attempt=item.attempt, index=item.index, count=count, root=item.root)
         if self.ticket.attempt == 1 and item.cached_tokens is not None:
             self._output.cached_tokens = item.cached_tokens
         finish = item.finish if item.finish in ("stop", "length") else None
@@ -139,6 +142,8 @@ class Attempt:
             return
         first = self.pair.prefill is not None and self._order.next_index == len(self.ticket.delivered)
         worker = self._reader if first else self.pair.decode
+        if recorder := self._bus.recorder:
+            recorder.put("gap", session=self.ticket.session, attempt=self.ticket.attempt, index=self._order.next_index)
         if worker in self._incarnations:  # else it has not even accepted yet, and that call has its own deadline
             self._asking = True
             self._own(self._resend(worker, first))

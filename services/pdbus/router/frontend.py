@@ -102,16 +102,24 @@ class Frontend:
                     )
                 choices = request.n * max(len(request.prompts), 1)
                 await stack.enter_async_context(self.admission.slot(choices, deadline))
-            answer, plan = await self._prepare(request, caller)
+            # again: the ref may have moved while the request waited
+            ref = self.models.ref_for(request.ref, session_of(request, caller))
+            served = stack.enter_context(self.metrics.refs.request(self.models.named(ref)))
+            root = served.root = self.models.resolve(ref)
+            if recorder := self._bus.recorder:
+                recorder.put("admit", request=caller.ctx.request_id, root=root, ref=self.models.named(ref))
+            answer, plan = await self._prepare(request, caller, root)
+            served.answer = answer
             await stack.enter_async_context(answer)
             yield answer
+            if recorder := self._bus.recorder:
+                told, whole = answer.completion_tokens, answer.whole
+                recorder.put("end", request=answer.request_id, root=plan.version.root, tokens=told, whole=whole)
             if answer.cacheable and plan.key and caller.cache.store:
                 once = caller.idempotency_key is not None and not request.deterministic
                 self._results.put(plan.key, plan.version.root, caller.ctx, answer.outputs, once=once)
 
-    async def _prepare(self, request: GenerateRequest, caller: Caller) -> tuple[Answer, Plan]:
-        # again: the ref may have moved while the request waited
-        root = self.models.resolve(self.models.ref_for(request.ref, session_of(request, caller)))
+    async def _prepare(self, request: GenerateRequest, caller: Caller, root: Digest) -> tuple[Answer, Plan]:
         plan = await self._plan(request, caller, root)
         answer = Answer(caller.ctx.request_id, request, plan.version, plan.prompts, caller.ctx.deadline)
         answer.outputs = [self._output(plan, answer, choice) for choice in range(len(plan.prompts) * request.n)]
@@ -123,6 +131,8 @@ class Frontend:
                 )
                 span.set_attribute("pdbus.cache.hit", stored is not None)
             if stored is not None:
+                if recorder := self._bus.recorder:
+                    recorder.put("hit", request=caller.ctx.request_id, root=root, made=stored.root, key=plan.key.key)
                 answer.source = "hit"
                 answer.replay(stored)
         self.metrics.result_cache(answer.source)

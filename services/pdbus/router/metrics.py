@@ -9,6 +9,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind
 
 from pdbus.router.placement import Pair
+from pdbus.router.ref_stats import RefStatistics
 from pdbus.telemetry import Attributes, EdgeMetrics, Tally, meter, span, tracer
 
 Lookup = Literal["hit", "miss", "bypass"]
@@ -18,9 +19,10 @@ Dropped = Literal["attempt", "root", "no_request"]
 class RouterMetrics:
     """Also makes the router's spans."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, router: str = "") -> None:
         self._tracer = tracer()
         self.edge = EdgeMetrics(model)
+        self.refs = RefStatistics(router)
         self._attempts = Tally("pdbus.router.attempts", "{attempt}", "Attempts by outcome", "outcome")
         self._placements = meter().create_counter(
             "pdbus.router.placements", "{attempt}", "Attempts by who reads the prompt: the decode worker, or another"

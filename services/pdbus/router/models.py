@@ -98,6 +98,11 @@ class Models:
         chosen = ref_of(session, shares, DEFAULT_REF) if ref is None and shares else DEFAULT_REF
         return ref if chosen == DEFAULT_REF else chosen
 
+    def named(self, ref: str | None) -> str | None:
+        """The ref that `ref` names (`stable` if None); None where it names a root."""
+        name = DEFAULT_REF if ref is None else ref
+        return name if ref is None or name in self.refs else None
+
     def resolve(self, ref: str | None) -> Digest:
         """The root that a request is pinned to: of a ref (`stable` if None), or of a root's first hex digits.
 

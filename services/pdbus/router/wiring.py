@@ -34,7 +34,7 @@ from pdbus.router.results import Results, Ring
 from pdbus.router.settings import RouterSettings
 from pdbus.router.tokens import TokenHub
 from pdbus.router.workers import Workers
-from pdbus.subjects import EMBED, FEATURES, INFER
+from pdbus.subjects import EMBED, FEATURES, INFER, REF_STATS
 
 _THREADS = 2
 """For long prompts and vocabularies."""
@@ -74,7 +74,7 @@ async def router(
     """Serves until it is left. Raises OSError where the HTTP address can't be had."""
     async with AsyncExitStack() as stack:
         executor = stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="router"))
-        metrics = RouterMetrics(settings.model)
+        metrics = RouterMetrics(settings.model, settings.id)
         rng = random.Random()  # noqa: S311 - breaks ties and spreads retries
         index = await stack.enter_async_context(KvFollower(bus, fleet, settings.model, rng))
         workers = Workers(fleet, settings.model, index.matching, rng)
@@ -91,7 +91,8 @@ async def router(
         most = settings.max_inflight + settings.max_queued
         infer = await bus.serve(INFER(model=settings.model), Infer(frontend), limit=most)
         embed = await _serve_features(settings, bus, EmbedHandler(embeddings, metrics, settings.model), features)
-        for registration in (infer, *embed):
+        refs = await bus.serve(REF_STATS(router=settings.id), metrics.refs.tell)
+        for registration in (infer, *embed, refs):
             await stack.enter_async_context(registration)
         pages = Pages(models, lambda: why_not_ready(models, workers))
         http = await stack.enter_async_context(

@@ -61,6 +61,10 @@ def add_weights(
         return rollback(target(given, settings), given.ref, now=given.now)
 
     def run_canary(given: argparse.Namespace, settings: StackSettings) -> int:
+        if not given.root and not given.end:
+            from pdbus.stack.canary import compare
+
+            return compare(target(given, settings))
         from pdbus.stack.weights import canary
 
         return canary(target(given, settings), None if given.end else given.root, given.share)
@@ -111,9 +115,11 @@ def add_weights(
     for command in (ref, rollback):
         command.add_argument("--now", action="store_true", help="don't wait until workers have the version ready")
 
-    canary = kinds.add_parser("canary", help="give a share of the sessions another version")
+    canary = kinds.add_parser(
+        "canary", help="give a share of the sessions another version; without one: how it does beside stable"
+    )
     canary.set_defaults(command=run_canary)
-    which = canary.add_mutually_exclusive_group(required=True)
+    which = canary.add_mutually_exclusive_group()
     which.add_argument("root", metavar="ROOT", nargs="?", help=_VERSION)
     which.add_argument("--end", action="store_true", help="end it: everybody gets stable again")
     canary.add_argument("--share", type=_share, default=0.1, help="0 to 1 (default: %(default)s)")

@@ -27,6 +27,7 @@ from pdbus.bus.streams import Replies
 from pdbus.bus.transport import Raw, Transport
 from pdbus.context import RequestContext, new_id
 from pdbus.errors import Corrupt, DeadlineExceeded, InvalidRequest, Unavailable
+from pdbus.recording import Recorder
 from pdbus.subjects import To, ToEvent
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ class Bus:
         self.incarnation = new_id()
         """Random for this life of the process: sequences and leases of a former life are worthless."""
         self.instruments = Instruments()
+        self.recorder: Recorder | None = None
+        """Of this process, where its history is wanted (settings.py)."""
         self.transport = control
         self.bulk = BulkPort(bulk, self.instruments)
         self._logs = Logs(control, self.instruments) if isinstance(control, NatsTransport) else None

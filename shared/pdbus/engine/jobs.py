@@ -73,6 +73,8 @@ class Jobs(Generic[J]):
         for other in self:
             if other.session == job.session:
                 other.stop()
+        if recorder := self._bus.recorder:
+            recorder.put("pin", session=job.session, attempt=job.attempt, root=job.root)
         self._jobs[job.key] = job
         job.task = self.spawn(self._live(job))
 

@@ -57,6 +57,8 @@ class Loaded(ABC, Generic[V]):
         self._failures: dict[Digest, Failure] = {}  # of wanted ones only
         self._changed = asyncio.Event()
         self._any = asyncio.Event()
+        self._awaited = False
+        """Somebody waits for a first version."""
         self.detail = "waiting for a first version"
 
     @property
@@ -93,15 +95,24 @@ class Loaded(ABC, Generic[V]):
         self._changed.set()
 
     async def first(self) -> V:
-        """The first version that becomes ready. Raises SettingsError where the settings allow none."""
-        ready = asyncio.create_task(self._any.wait())
+        """The first version that becomes ready. It stays until it is told here, also where the log has moved on: while
+        weights change faster than they are loaded, each would be out of date before it could serve.
+
+        Raises SettingsError where the settings allow none."""
+        self._awaited = True
         try:
-            await asyncio.wait({ready, self._task}, return_when=asyncio.FIRST_COMPLETED)
+            while not self._ready:
+                self._any.clear()
+                ready = asyncio.create_task(self._any.wait())
+                try:
+                    await asyncio.wait({ready, self._task}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    await cancelled(ready)
+                if self._task.done():
+                    self._task.result()
+            return next(iter(self._ready.values()))
         finally:
-            await cancelled(ready)
-        if not self._ready:
-            self._task.result()
-        return next(iter(self._ready.values()))
+            self._awaited = False
 
     async def need(self, root: Digest, deadline: Deadline) -> V:
         """The version, after loading it if need be. Raises RootGone where that fails or takes longer."""
@@ -154,6 +165,8 @@ class Loaded(ABC, Generic[V]):
         before = len(self._ready)
         self._wishes = {root: wish for root, wish in self._wishes.items() if wish.until_s > now_s}
         for root, version in list(self._ready.items()):
+            if len(self._ready) == 1 and self._awaited:
+                break
             if root not in self._wanted and root not in self._wishes and not self._in_use(version):
                 del self._ready[root]
                 self._on_change()

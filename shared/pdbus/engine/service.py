@@ -18,6 +18,7 @@ from pdbus.engine.scheduler import Limits
 from pdbus.engine.settings import EngineSettings
 from pdbus.engine.versions import Versions
 from pdbus.engine.worker import Worker
+from pdbus.errors import PdbusError
 from pdbus.kv.codec import PagePool
 from pdbus.messages.presence import Card, Load
 from pdbus.model.backends import BackendOptions, open_backend
@@ -30,6 +31,8 @@ from pdbus.tasks import cancelled
 from pdbus.weights.history import History
 
 S = TypeVar("S", bound=EngineSettings)
+
+_LOG_S = 10.0
 
 
 class EngineService(Service[S], Generic[S]):
@@ -54,7 +57,7 @@ class EngineService(Service[S], Generic[S]):
             settings.weight_bytes,
         )
         kept = partial(self._cache.count, "kept")
-        self.versions = Versions(self._reader, partial(open_backend, options), self.changed.set, kept)
+        self.versions = Versions(self._reader, partial(open_backend, options), self._on_versions, kept)
         self.worker: Worker[Any] | None = None
 
     @abstractmethod
@@ -73,6 +76,8 @@ class EngineService(Service[S], Generic[S]):
     async def start(self, stack: contextlib.AsyncExitStack) -> None:
         """Returns once requests can be served. What has to be ended goes onto `stack`."""
         await stack.enter_async_context(self.versions)
+        with contextlib.suppress(PdbusError):  # then it learns by and by which versions are wanted, the oldest first
+            await self._history.caught_up(Deadline.after(_LOG_S))
         stack.callback(self._history.on_change(self._want))
         self._want(self._history.history)
         version = await self.versions.first()
@@ -122,6 +127,12 @@ class EngineService(Service[S], Generic[S]):
         # A log that begins anew knows of no version yet: what is loaded goes on serving until it does.
         if history.wanted:
             self.versions.want(history.wanted)
+
+    def _on_versions(self) -> None:
+        self.changed.set()
+        if recorder := self.bus.recorder:
+            for root in self.versions.roots:
+                recorder.put("loaded", root=root, kv_root=self.versions.kv_roots.get(root))
 
     def _on_failed(self, failed: asyncio.Future[None]) -> None:
         if not failed.cancelled() and (error := failed.exception()):

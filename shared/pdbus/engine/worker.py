@@ -21,7 +21,7 @@ from pdbus.engine.job import Job
 from pdbus.engine.jobs import Jobs
 from pdbus.engine.kv_index import KvIndexPublisher
 from pdbus.engine.scheduler import Limits
-from pdbus.engine.sequence import Event
+from pdbus.engine.sequence import Ended, Event
 from pdbus.engine.tickets import is_name
 from pdbus.engine.versions import Versions
 from pdbus.errors import Unavailable
@@ -194,6 +194,10 @@ class Worker(ABC, Generic[J]):
 
     def _on_events(self, events: list[Event]) -> None:
         for event in events:
+            if isinstance(event, Ended) and self.bus.recorder:
+                session, attempt = event.sequence.key
+                root = event.sequence.version.root
+                self.bus.recorder.put("computed", session=session, attempt=attempt, root=root)
             if job := self.jobs.get(event.sequence.key):
                 job.hear(event)
 

@@ -127,6 +127,8 @@ class Checkpoint:
     sealed: tuple[Sealed, ...]
     """Of each branch, what was sealed last."""
     forgotten: int
+    gone: tuple[KeptVersion, ...] = ()
+    """Forgotten within a day, the latest: what was made from them is still to be deleted."""
 
 
 @dataclass(frozen=True, slots=True)

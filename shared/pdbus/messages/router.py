@@ -124,3 +124,29 @@ class KvIndexSnapshot:
     """Of the last message whose changes are in it; 0 before the first."""
     keys: bytes
     """INDEX_KEY_BYTES each, joined."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefStatsWanted:
+    """Asks a router what its requests met, by ref."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefFigures:
+    """Of the requests that a router admitted by a ref while that named this version."""
+
+    ref: str
+    root: Digest
+    requests: int
+    errors: int
+    """Requests among them that got no answer, unless their callers had left."""
+    first_token_s: tuple[float, ...] = ()
+    """Of the latest ones that were computed: from admission to the first token."""
+    per_token_s: tuple[float, ...] = ()
+    """Likewise: the mean over each answer's tokens after the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefStats:
+    router: str
+    refs: tuple[RefFigures, ...]

@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -16,6 +17,7 @@ from pdbus.bus.follower import Follower
 from pdbus.context import Deadline
 from pdbus.errors import Corrupt, DeadlineExceeded, InvalidRequest, NotFound, PdbusError
 from pdbus.messages.changelog import LogEntry
+from pdbus.recording import Recorder
 from pdbus.subjects import CHANGELOG, CHECKPOINTS
 from pdbus.tasks import cancelled
 from pdbus.weights.history import History
@@ -127,6 +129,8 @@ class HistoryFollower:
             self._follower = follower
             async for record in follower:
                 self.history.apply(record.seq, record.time_ns, record.entry)
+                if self._bus.recorder:
+                    record_entry(self._bus.recorder, record.seq, record.time_ns, record.entry)
                 self._tell()
 
     def _tell(self) -> None:
@@ -137,3 +141,16 @@ class HistoryFollower:
                 callback(self.history)
             except Exception:
                 log.exception("a follower of the change log failed")
+
+
+def record_entry(recorder: Recorder, seq: int, time_ns: int, entry: LogEntry) -> None:
+    """What this process has learned of the change log. `at`: when the log took it."""
+    put = partial(recorder.put, "log", seq=seq, at=time_ns)
+    if entry.commit:
+        put(kind="commit", tx=entry.commit.tx, root=entry.commit.root, ref=entry.commit.ref)
+    elif entry.abort:
+        put(kind="abort", tx=entry.abort.tx)
+    elif entry.ref:
+        put(kind="ref", ref=entry.ref.name, root=entry.ref.root, now=entry.ref.now)
+    else:
+        put(kind="other")

@@ -27,6 +27,7 @@ from pdbus.bus.presence import Presence
 from pdbus.context import Deadline
 from pdbus.errors import PdbusError
 from pdbus.messages.presence import Card, State
+from pdbus.recording import recording
 from pdbus.runtime import logs
 from pdbus.runtime.collector import rare_collections
 from pdbus.runtime.first import first
@@ -81,7 +82,8 @@ async def _main(service_class: type[Service[S]], settings: S, exporting: Telemet
             log.info("connecting to NATS at %s", settings.nats_url)
             name = f"{service_class.name} {settings.id}"
             async with connect(settings.nats_url, name=name, wait_s=_CONNECT_S) as bus, event_loop_lag():
-                return await _live(service_class(settings, bus), exporting, stop)
+                with recording(settings.history, service_class.name, settings.id, bus.incarnation) as bus.recorder:
+                    return await _live(service_class(settings, bus), exporting, stop)
         except asyncio.CancelledError:
             if not stop.requested.is_set():
                 raise

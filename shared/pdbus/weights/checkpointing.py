@@ -11,6 +11,7 @@ KEPT_S = 13 * 3600.0
 """Of versions that are dead: invalidators that were away for so long still find out what to delete."""
 _MOST_VERSIONS = 8192
 _MOST_COMMITS = 128
+_MOST_GONE = 2048
 _MOST_ENDED = 1024
 
 
@@ -42,6 +43,7 @@ def checkpoint_of(history: History, log: str, *, commits: int = _MOST_COMMITS) -
         history.ended[-_MOST_ENDED:],
         history.sealed,
         history.forgotten,
+        tuple(_told(version, False) for version in list(history.gone.values())[-_MOST_GONE:]),
     )
 
 

@@ -19,13 +19,14 @@ from typing import Literal, Self
 
 from pdbus.context import LONGEST_DEADLINE_S
 from pdbus.errors import InvalidRequest, NotFound
-from pdbus.messages.changelog import Checkpoint, Commit, Ended, LogEntry, Ref, Sealed
+from pdbus.messages.changelog import Checkpoint, Commit, Ended, KeptVersion, LogEntry, Ref, Sealed
 from pdbus.messages.common import Digest
 
 RETENTION_S = LONGEST_DEADLINE_S + 600.0
 """How long a root stays fetchable after its last ref left: the longest deadline, and the rollback window."""
 LIVE_S = RETENTION_S + LONGEST_DEADLINE_S
 """How long after that a ref may still be moved to it: an update that rests on it may be open until then."""
+_GONE_NS = 86_400 * 1_000_000_000
 _ENDED_KEPT_S = 2 * LONGEST_DEADLINE_S
 _SEALED_KEPT = 4096
 """Branches whose last seal is known. What was sealed is purged, so that of older ones nothing is there any more."""
@@ -73,6 +74,7 @@ class History:
         self._members: set[str] = set()
         self._ended: dict[str, Ended] = {}
         self._sealed: dict[str, Sealed] = {}
+        self._gone: dict[Digest, Version] = {}
 
     @classmethod
     def restored(cls, checkpoint: Checkpoint) -> Self:
@@ -84,9 +86,8 @@ class History:
         self._shares, self._members = dict(checkpoint.shares), set(checkpoint.members)
         self._ended = {one.tx: one for one in checkpoint.ended}
         self._sealed = {one.branch: one for one in checkpoint.sealed}
-        for kept in checkpoint.versions:
-            left = Moment(*kept.left) if kept.left else None
-            self._versions[kept.root] = Version(kept.root, Moment(*kept.at), kept.commit, left)
+        self._versions = {kept.root: _restored(kept) for kept in checkpoint.versions}
+        self._gone = {kept.root: _restored(kept) for kept in checkpoint.gone}
         return self
 
     @property
@@ -116,6 +117,11 @@ class History:
     def heads(self) -> dict[str, Digest]:
         """By line."""
         return dict(self._heads)
+
+    @property
+    def gone(self) -> dict[Digest, Version]:
+        """Roots that were forgotten within a day, `left` then: what was made from them is still to be deleted."""
+        return dict(self._gone)
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -198,7 +204,8 @@ class History:
         elif entry.forget:
             for root in (set(entry.forget.roots) - before) & self._versions.keys():
                 self.forgotten += self._lives(root)
-                del self._versions[root]
+                self._gone[root] = replace(self._versions.pop(root), left=now)
+            self._gone = {r: v for r, v in self._gone.items() if v.left and now.time_ns - v.left.time_ns < _GONE_NS}
         after = set(self.wanted)
         for root in before - after:
             self._versions[root] = replace(self._versions[root], left=now)
@@ -210,6 +217,7 @@ class History:
         if commit.tx in self._ended:
             return
         self._end(Ended(commit.tx, now.seq, now.time_ns, commit.root))
+        self._gone.pop(commit.root, None)
         if not self._lives(commit.root):
             self._versions.pop(commit.root, None)
             self._versions[commit.root] = Version(commit.root, now, commit, None if commit.ref else now)
@@ -247,3 +255,7 @@ class History:
 
     def _starting_with(self, prefix: str) -> Iterator[Digest]:
         return (root for root in self._versions if root.hex().startswith(prefix))
+
+
+def _restored(kept: KeptVersion) -> Version:
+    return Version(kept.root, Moment(*kept.at), kept.commit, Moment(*kept.left) if kept.left else None)

@@ -67,7 +67,7 @@ def store() -> Store:
 
 @pytest.fixture
 async def following(log: ScriptedLog, store: Store) -> AsyncIterator[Invalidations]:
-    bus: Any = SimpleNamespace(logs=log)
+    bus: Any = SimpleNamespace(logs=log, recorder=None)
     async with Invalidations(bus, store, LAG_S) as following:
         yield following
 

@@ -10,7 +10,7 @@ import pytest
 from pdbus.context import Deadline
 from pdbus.engine import failure
 from pdbus.engine import loaded as subject
-from pdbus.engine.version import Pin
+from pdbus.engine.version import Pin, Version
 from pdbus.engine.versions import Versions
 from pdbus.errors import RootGone, Unavailable
 from pdbus.model.backend import Backend
@@ -57,6 +57,28 @@ async def test_wanted_versions_are_loaded_and_unwanted_ones_dropped(source: Loca
         assert (await versions.first()).root == a
         versions.want([b])
         await until(lambda: versions.roots == (b,))
+
+
+async def test_the_first_version_stays_until_it_is_taken_though_the_log_moves_on_meanwhile(
+    source: LocalSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that starts while weights change has to come up all the same."""
+    a = source.root_of["a"]
+    versions = Versions(source, torch_backend)
+    load = versions._load
+
+    async def slow(root: bytes) -> Version:
+        version = await load(root)
+        versions.want([])  # the next one is wanted by now, and so for ever
+        return version
+
+    monkeypatch.setattr(versions, "_load", slow)
+    async with versions:
+        versions.want([a])
+        assert (await asyncio.wait_for(versions.first(), 20)).root == a
+        await until(lambda: versions.roots == ())
+        versions.want([a])
+        assert (await asyncio.wait_for(versions.first(), 20)).root == a, "after none was there any more"
 
 
 async def test_a_pin_keeps_a_version_until_it_is_released(source: LocalSource) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pdbus.invalidator.deletions import HORIZON_S, NS, Deletions
-from pdbus.messages.changelog import Commit, LogEntry, Ref
+from pdbus.messages.changelog import Commit, Forget, LogEntry, Ref
 from pdbus.messages.invalidator import DueDelete
 from pdbus.messages.workers import Invalidated
 from pdbus.weights.history import History
@@ -121,6 +121,34 @@ def test_another_models_delete_of_a_root_that_is_live_here_is_undone() -> None:
     logs.point(R2)
     [step] = logs.pending()
     assert not step.second, "it was not this model's delete"
+
+
+def test_what_is_forgotten_is_deleted_at_once_and_again() -> None:
+    logs = Logs()
+    logs.point(R1)
+    logs.point(R2)
+    cause = logs.change(LogEntry(forget=Forget((R1,), "a")))
+    [first] = logs.pending()
+    assert (first.root, first.due_ns, first.cause, first.second) == (R1, logs.now_ns, cause, False)
+    assert logs.deletions.still_wanted(first, logs.history)
+    logs.delete(first)
+    [second] = logs.pending()
+    assert second.second
+    assert logs.deletions.still_wanted(second, logs.history)
+    logs.delete(second)
+    assert logs.pending() == []
+
+
+def test_what_is_committed_again_after_it_was_forgotten_is_let_in_again() -> None:
+    logs = Logs()
+    logs.point(R1)
+    logs.point(R2)
+    logs.change(LogEntry(forget=Forget((R1,), "a")))
+    [first] = logs.pending()
+    logs.delete(first)
+    logs.change(LogEntry(commit=Commit("tx again", R1, R2, "a", "", (), ref="stable")))
+    assert [root for root, _ in logs.deletions.wrongly_buried(logs.history)] == [R1]
+    assert not any(step.root == R1 for step in logs.pending())
 
 
 def test_what_left_long_ago_needs_no_reminder() -> None:
