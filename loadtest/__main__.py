@@ -27,6 +27,7 @@ MEASUREMENTS = {
     "interference": "steady streams while long prompts arrive, disaggregated and colocated",
     "quality": "perplexity and greedy tokens of each precision, against fp32",
     "invariance": "bits that do not depend on batch, chunks, caches or hand-over, and what that costs",
+    "weights": "what changing weights costs while the system serves, goal by goal",
     "router": "requests a second and added latency of the router, with simulated workers",
 }
 

@@ -67,6 +67,7 @@ class EngineService(Service[S], Generic[S]):
         """Returns once requests can be served. What has to be ended goes onto `stack`."""
         await stack.enter_async_context(self.versions)
         stack.callback(self._history.on_change(self._want))
+        stack.callback(self._history.on_change(lambda _: self.changed.set()))
         self._want(self._history.history)
         version = await self.versions.first()
         page_format = version.scope.page_format
@@ -101,6 +102,7 @@ class EngineService(Service[S], Generic[S]):
             local_tokens=self.worker.local_tokens if self.worker else 0,
             detail=self.versions.detail,
             progress=self.worker.core.progress if self.worker else 0,
+            log_seq=self._history.seq,
         )
 
     async def stop_intake(self) -> None:
