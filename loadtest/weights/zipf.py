@@ -37,4 +37,5 @@ class Zipf:
 
 def _weights(count: int, s: float) -> Array:
     weights = 1.0 / np.arange(1, count + 1) ** s
-    return weights / weights.sum()
+    scaled: Array = weights / weights.sum()
+    return scaled
