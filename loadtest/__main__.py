@@ -28,6 +28,7 @@ MEASUREMENTS = {
     "quality": "perplexity and greedy tokens of each precision, against fp32",
     "invariance": "bits that do not depend on batch, chunks, caches or hand-over, and what that costs",
     "weights_rows": "row updates a second of a sparse table, and how soon another process sees them",
+    "weights": "what changing weights costs while the system serves, goal by goal",
     "router": "requests a second and added latency of the router, with simulated workers",
     "consistency": "no answer mixes two versions: a model that tells them, commits every second, injected faults",
 }

@@ -33,6 +33,10 @@ class Observation:
     finish: str | None = None
     error: str | None = None
     text: str = ""
+    ids: list[int] = field(default_factory=list)
+    """Of the text's tokens, where `return_token_ids` was asked for."""
+    fingerprint: str = ""
+    """Of the version that answered, in servers that tell it. Two in one answer are an error."""
 
     @property
     def ok(self) -> bool:
@@ -90,7 +94,12 @@ def _take(chunk: dict[str, Any], seen: Observation, now_s: float) -> None:
     if error := chunk.get("error"):
         seen.error = str(error.get("message", error))
         return
+    if fingerprint := chunk.get("system_fingerprint"):
+        if seen.fingerprint not in ("", fingerprint):
+            seen.error = f"one answer of two versions, {seen.fingerprint} and {fingerprint}"
+        seen.fingerprint = fingerprint
     for choice in chunk.get("choices", ()):
+        seen.ids += choice.get("token_ids") or []
         if text := choice.get("text") or choice.get("delta", {}).get("content"):
             seen.chunks_s.append(now_s)
             seen.text += text

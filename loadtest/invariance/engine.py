@@ -8,7 +8,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -63,10 +63,23 @@ class _Asked:
     on_start: Callable[[EngineSequence], None] | None = None
 
 
+class Computes(Protocol):
+    """One version on one backend."""
+
+    @property
+    def backend(self) -> Backend: ...
+
+    @property
+    def version(self) -> Version: ...
+
+    @property
+    def page_format(self) -> PageFormat: ...
+
+
 class Running:
     """A core that runs, and what it says. Greedy, past any end token."""
 
-    def __init__(self, engine: Engine, pages: int, chunk_tokens: int, swap: SwapFile | None) -> None:
+    def __init__(self, engine: Computes, pages: int, chunk_tokens: int, swap: SwapFile | None) -> None:
         self.engine = engine
         self.pool = engine.backend.pool(engine.page_format, pages)
         self.most_preempted = 0
@@ -124,7 +137,7 @@ class Engine:
 
     def __init__(self, checkpoint: Checkpoint, options: BackendOptions) -> None:
         source = CheckpointSource(checkpoint)
-        self.backend: Backend = open_backend(options, writing(checkpoint.config))
+        self.backend = open_backend(options, writing(checkpoint.config))
 
         async def backend_for(config: ModelConfig) -> Backend:
             return self.backend

@@ -79,6 +79,7 @@ class EngineService(Service[S], Generic[S]):
         with contextlib.suppress(PdbusError):  # then it learns by and by which versions are wanted, the oldest first
             await self._history.caught_up(Deadline.after(_LOG_S))
         stack.callback(self._history.on_change(self._want))
+        stack.callback(self._history.on_change(lambda _: self.changed.set()))
         self._want(self._history.history)
         version = await self.versions.first()
         page_format = version.scope.page_format
@@ -113,6 +114,7 @@ class EngineService(Service[S], Generic[S]):
             local_tokens=self.worker.local_tokens if self.worker else 0,
             detail=self.versions.detail,
             progress=self.worker.core.progress if self.worker else 0,
+            log_seq=self._history.seq,
         )
 
     async def stop_intake(self) -> None:

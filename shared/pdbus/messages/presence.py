@@ -59,3 +59,5 @@ class Card:
     """Counts the work loop's turns: a process whose loop hangs publishes nothing, or the same number."""
     embeds: bool = False
     """A prefill worker of an encoder: no decode worker is needed to serve its roots."""
+    log_seq: int = 0
+    """Of workers: the last entry of the change log that they know."""

@@ -24,6 +24,7 @@ from pdbus.messages.bulk import BlockHead
 from pdbus.messages.common import Digest
 from pdbus.messages.param_server import BlocksReply, BlocksRequest
 from pdbus.subjects import To
+from pdbus.telemetry.spans import meter
 from pdbus.weights.placement import REPLICAS
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class BlockFetcher:
     def __init__(self, bus: Bus, sources: Sources) -> None:
         self._bus = bus
         self._sources = sources
+        self._fetched = meter().create_counter("pdbus.blocks.fetched", "By", "Of weight blocks that came")
         self._shunned: dict[str, float] = {}
         """Until when (monotonic), by kind."""
 
@@ -164,6 +166,7 @@ class BlockFetcher:
                     await sink(want.digest, content)
                 except PdbusError as error:
                     raise _SinkFailed(error) from error
+                self._fetched.add(len(content))
                 del left[want.digest]
                 stall.reschedule(asyncio.get_running_loop().time() + STALL_S)
         if coming:
