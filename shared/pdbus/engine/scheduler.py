@@ -18,6 +18,7 @@ it: choices of one request and prompts with a common beginning compute it once.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from pdbus.engine.chunks import Chunk, chunks_of
@@ -41,7 +42,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One round: what started, what ended without being computed, and what to compute (by root, in separate passes)."""
+    """One round: what started, what ended without being computed, and what to compute: passes, in each of which those
+    of a root are neighbours. Several roots share a pass where their models can (Model.kind)."""
 
     started: tuple[Sequence, ...]
     failed: tuple[tuple[Sequence, PdbusError], ...]
@@ -210,7 +212,12 @@ class Scheduler:
         return len(sequence.hold.pages) * self.limits.page_tokens < len(sequence.tokens)
 
     def _groups(self) -> tuple[tuple[Chunk, ...], ...]:
-        groups: dict[Digest, list[Chunk]] = {}
+        by_root: dict[Digest, list[Chunk]] = {}
         for chunk in chunks_of(self.running, self._pace.prompt_tokens, self.limits.page_tokens, self._turns):
-            groups.setdefault(chunk.sequence.ticket.root, []).append(chunk)
-        return tuple(tuple(group) for group in groups.values())
+            by_root.setdefault(chunk.sequence.ticket.root, []).append(chunk)
+        if len(by_root) == 1:
+            return tuple(map(tuple, by_root.values()))
+        passes: dict[Hashable, list[Chunk]] = {}
+        for chunks in by_root.values():
+            passes.setdefault(chunks[0].sequence.version.model.kind, []).extend(chunks)
+        return tuple(map(tuple, passes.values()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -29,11 +29,25 @@ class Model(Protocol):
     def digests(self) -> Mapping[str, Digest]:
         """Layer name (`embed`, `layers.0`, …, `head`) -> digest, of what this was built from."""
 
-    def forward(self, batch: Batch, pool: Any, on_layer: Callable[[int], None] | None = None) -> Array:
+    @property
+    def kind(self) -> Hashable:
+        """Versions of an equal kind can be computed in one step."""
+
+    def forward(
+        self,
+        batch: Batch,
+        pool: Any,
+        on_layer: Callable[[int], None] | None = None,
+        *,
+        beside: Sequence[tuple[Any, Batch]] = (),
+    ) -> Array:
         """Computes one step; returns fp32 logits [len(batch.logit_rows), vocab]. `pool`: of the same backend.
 
         K and V of the batch's tokens are in the pool afterwards. `on_layer(i)` is called as soon as those of layer i
-        are; what it raises ends the step in its middle, and is raised here."""
+        are; what it raises ends the step in its middle, and is raised here.
+
+        `beside`: (version, its batch), of the same kind, computed in the same step; their logits follow. Where
+        neighbours share a layer (or the embedding, or the head), the rows of both go through it together."""
 
 
 class Builder(Protocol[M_co]):

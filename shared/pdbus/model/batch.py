@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,21 @@ class Batch:
             raise ValueError(f"the slices of a batch cover {end} of its {len(self.tokens)} tokens")
         if any(not 0 <= row < end for row in self.logit_rows):
             raise ValueError(f"logits are wanted of a row outside the batch's {end}")
+
+    @classmethod
+    def joined(cls, batches: Sequence[Batch]) -> Batch:
+        """One after the other in one step."""
+        if len(batches) == 1:
+            return batches[0]
+        tokens: list[int] = []
+        sequences: list[SequenceSlice] = []
+        logit_rows: list[int] = []
+        for batch in batches:
+            start = len(tokens)
+            sequences += [replace(piece, start=start + piece.start) for piece in batch.sequences]
+            logit_rows += [start + row for row in batch.logit_rows]
+            tokens += batch.tokens
+        return cls(tokens, sequences, logit_rows)
 
     @property
     def positions(self) -> list[int]:

@@ -27,7 +27,7 @@ TOKENS = 43  # ten full pages
 class Model:
     """Always the same next token."""
 
-    def forward(self, batch: Any, pool: Any, on_layer: Any) -> np.ndarray:
+    def forward(self, batch: Any, pool: Any, on_layer: Any, beside: Any = ()) -> np.ndarray:
         return np.eye(1, 20, 9, dtype=np.float32).repeat(len(batch.logit_rows), 0)
 
 

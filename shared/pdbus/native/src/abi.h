@@ -60,6 +60,13 @@ struct PdBatch {
     const int32_t* logit_row;
 };
 
+// The rows of a batch, and the logits, that are of one version: those after the part before it. All versions of a step
+// have the same shapes and settings.
+struct PdPart {
+    const PdModel* model;
+    int32_t rows, logit_rows;
+};
+
 // Told when a layer's K and V are stored. Other than 0: the step is left at once.
 typedef int32_t (*PdOnLayer)(int32_t layer);
 }
