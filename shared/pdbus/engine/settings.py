@@ -31,6 +31,9 @@ class EngineSettings(Settings):
     """A ledger (native/cores.py) in which the workers of one machine say when they compute. Each step of the native
     engine then takes its cores divided by the workers that compute just then, and follows changes from layer to layer;
     `threads` is for torch alone, which can't follow. `pdbus up` makes one for its workers."""
+    layer_groups: int = 1
+    """Equal runs of layers. With more than one, a page keeps what enters each but the lowest (in fp32, so pages take
+    more of `kv_bytes`), and after an update of upper layers a cached prompt is computed again from there only."""
     chunk_tokens: int = 512
     """Prompt tokens in one step, over all requests."""
     most_running: int
@@ -50,6 +53,8 @@ class EngineSettings(Settings):
             )
         if self.engine == "native" and not self.device.startswith("cpu"):
             raise SettingsError("PDBUS_ENGINE=native computes on a CPU only")
+        if not 1 <= self.layer_groups <= 16:
+            raise SettingsError(f"PDBUS_LAYER_GROUPS must be 1 to 16, not {self.layer_groups}")
         if self.most_running < 1:
             raise SettingsError("PDBUS_MOST_RUNNING must be at least 1")
         if self.chunk_tokens < PAGE_TOKENS:

@@ -24,7 +24,7 @@ class Abandoned(Exception):
 
 def compute(pool: PagePool, chunks: Many[Chunk], on_layer: Callable[[int], None] | None) -> list[Produced | Ended]:
     """Computes the chunks, whose KV is in the pool afterwards, and samples for those that reach their sequence's end.
-    Those of a version are neighbours, and all versions are of one kind (Model.kind).
+    Those of a version are neighbours, all versions are of one kind (Model.kind), and all begin with the same layer.
 
     Returns what each of those produced, or why it failed. Counts nothing as computed: that is the scheduler's."""
     rows = [_logit_rows(chunk) for chunk in chunks]
@@ -69,7 +69,7 @@ def _batch(chunks: Many[Chunk], rows: Many[Many[int]]) -> Batch:
         slices.append(SequenceSlice(start, chunk.tokens, sequence.computed, sequence.hold.pages))
         tokens += sequence.tokens[sequence.computed : sequence.computed + chunk.tokens]
         logit_rows += [start + row for row in wanted]
-    return Batch(tokens, slices, logit_rows)
+    return Batch(tokens, slices, logit_rows, chunks[0].first_layer)
 
 
 def _note_prompt_logprobs(chunk: Chunk, logits: np.ndarray) -> None:

@@ -12,13 +12,14 @@ from typing import Protocol, Self, TypeAlias
 import numpy as np
 
 from pdbus.context import LONGEST_DEADLINE_S, RequestContext
-from pdbus.kv.prefix import PrefixScope
+from pdbus.kv.format import StreamFormat
+from pdbus.kv.prefix import PrefixScope, group_starts
 from pdbus.messages.common import Digest
 from pdbus.model.backend import Backend, Builder, Model
 from pdbus.model.config import ModelConfig
 from pdbus.model.families import config_of, writing
 from pdbus.model.memory import give_back
-from pdbus.model.scope import prefix_scope
+from pdbus.model.scope import prefix_scope, stream_scopes
 from pdbus.tasks import cancelled
 from pdbus.weights.layer import META
 from pdbus.weights.manifest import Manifest
@@ -54,6 +55,8 @@ class Version:
     model: Model
     scope: PrefixScope
     """Of its prefix keys, without a salt."""
+    lower: tuple[tuple[int, PrefixScope], ...] = ()
+    """(layer, scope of all below it), from the lowest up: where its layers are kept in several groups."""
     pins: int = 0
 
     @property
@@ -63,6 +66,11 @@ class Version:
     def salted(self, salt: bytes) -> PrefixScope:
         """The scope of one tenant's prefix keys."""
         return replace(self.scope, salt=salt)
+
+    @property
+    def streams(self) -> StreamFormat:
+        """What a pool keeps of the residual stream."""
+        return StreamFormat(tuple(layer for layer, _ in self.lower), self.config.hidden_size if self.lower else 0)
 
     def pin(self) -> Pin:
         return Pin(self)
@@ -115,7 +123,8 @@ async def load(
     await asyncio.to_thread(give_back)
     tensors = {tensor.name: tensor.digest for layer in layers for tensor in layer.tensors}
     scope = prefix_scope(config, tensors, backend.page_format(config), backend.compute_class)
-    return Version(root, model, scope)
+    starts = group_starts(config.layers, backend.layer_groups)
+    return Version(root, model, scope, stream_scopes(scope, tensors, starts))
 
 
 async def _fill(

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from pdbus.kv.codec import PagePool
-from pdbus.kv.format import PageFormat
+from pdbus.kv.format import NO_STREAMS, PageFormat, StreamFormat
 from pdbus.messages.common import Digest
 from pdbus.model.batch import Batch
 from pdbus.model.config import ModelConfig
@@ -69,6 +69,8 @@ class Backend(Protocol):
     """Builds models of one precision; used by one engine. All of its models' pages have one layout and KV dtype."""
 
     compute_class: str
+    layer_groups: int
+    """Runs of layers whose pages are kept apart across updates: 1, all layers, or more, with what enters them."""
 
     def begin(self, config: ModelConfig, digests: Mapping[str, Digest], reuse: Model | None) -> Builder[Model]:
         """A version beside `reuse`, of which it shares each layer that has the same digest there.
@@ -84,7 +86,7 @@ class Backend(Protocol):
     def page_format(self, config: ModelConfig) -> PageFormat:
         """Of the pages that such a model computes from."""
 
-    def pool(self, page_format: PageFormat, pages: int) -> PagePool: ...
+    def pool(self, page_format: PageFormat, pages: int, streams: StreamFormat = NO_STREAMS) -> PagePool: ...
 
     def close(self) -> None:
         """Nothing may be computing any more."""

@@ -35,6 +35,7 @@ class BackendOptions:
     device: str = "cpu"
     threads: int = 1
     cores_file: Path | None = None
+    layer_groups: int = 1
 
 
 def open_backend(options: BackendOptions, config: ModelConfig) -> Backend:
@@ -54,7 +55,8 @@ def _open(options: BackendOptions, config: ModelConfig) -> Backend:
     kv_dtype: KvDtype = "int8" if options.kv_dtype == "auto" and precision != "fp32" else exact_kv
     try:
         check_supported(config)
-        return NativeBackend(NativeEngine(options.threads, cores=options.cores_file), precision, kv_dtype)
+        engine = NativeEngine(options.threads, cores=options.cores_file)
+        return NativeBackend(engine, precision, kv_dtype, layer_groups=options.layer_groups)
     except NativeUnavailable as error:
         if options.engine == "native":
             raise InvalidRequest(f"the native engine can't serve here: {error}") from error
@@ -67,4 +69,4 @@ def _torch(options: BackendOptions, kv_dtype: KvDtype) -> Backend:
     # Only here: torch costs a worker that never computes with it 200 MB and seconds of its start.
     from pdbus.model.torch_backend import TorchBackend
 
-    return TorchBackend(options.device, kv_dtype, options.threads)
+    return TorchBackend(options.device, kv_dtype, options.threads, layer_groups=options.layer_groups)

@@ -19,7 +19,7 @@ from pdbus.kv.format import PAGE_TOKENS, KvDtype, PageFormat
 from pdbus.kv.pool import KvPool, Slots
 from pdbus.messages.common import Digest
 from pdbus.model.attention import SequencePlan, attend, plan
-from pdbus.model.batch import Batch
+from pdbus.model.batch import Batch, check_streams
 from pdbus.model.config import ModelConfig
 from pdbus.model.linear import Linear
 from pdbus.model.rope import Rope, Rotation
@@ -92,8 +92,13 @@ class Llama:
         whole = Batch.joined(batches)
         rows, wanted = [len(one.tokens) for one in batches], [len(one.logit_rows) for one in batches]
         step, tokens = self._begin(whole, pool), self._tensor(whole.tokens)
-        x = over(rows, [model.embedding for model in models], lambda table, own: table[tokens[own]])  # [tokens, hidden]
-        for index in range(self.config.layers):
+        check_streams(whole, pool)
+        if whole.first_layer:
+            x = pool.stream(whole.first_layer, step.slots)  # [tokens, hidden]
+        else:
+            x = over(rows, [model.embedding for model in models], lambda table, own: table[tokens[own]])
+        for index in range(whole.first_layer, self.config.layers):
+            pool.keep_stream(index, step.slots, x)
             x = self._layer(index, rows, [model.layers[index] for model in models], x, step, on_layer)
         x = x[self._tensor(whole.logit_rows)]
         normed = over(wanted, [model.final_norm for model in models], lambda gain, own: self._norm(x[own], gain))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from pdbus.errors import InvalidRequest
-from pdbus.kv.format import PAGE_TOKENS, KvDtype, PageFormat
+from pdbus.kv.format import NO_STREAMS, PAGE_TOKENS, KvDtype, PageFormat, StreamFormat
 from pdbus.messages.common import Digest
 from pdbus.model.backend import Backend, Model
 from pdbus.model.config import ModelConfig
@@ -26,7 +26,8 @@ _SCHEMES: dict[Precision, Scheme] = {"fp32": "fp32", "int8": "int8-groups", "int
 class NativeBackend(Backend):
     """Owns the engine: its threads end with `close`."""
 
-    def __init__(self, engine: NativeEngine, precision: Precision, kv_dtype: KvDtype) -> None:
+    def __init__(self, engine: NativeEngine, precision: Precision, kv_dtype: KvDtype, *, layer_groups: int = 1) -> None:
+        self.layer_groups = layer_groups
         self.compute_class = compute_class(_SCHEMES[precision], kv_dtype)
         self._engine, self._scheme, self._kv_dtype = engine, _SCHEMES[precision], kv_dtype
 
@@ -40,8 +41,8 @@ class NativeBackend(Backend):
     def page_format(self, config: ModelConfig) -> PageFormat:
         return PageFormat(config.layers, config.kv_heads, config.head_dim, PAGE_TOKENS, self._kv_dtype, "kv3")
 
-    def pool(self, page_format: PageFormat, pages: int) -> NativePool:
-        return NativePool(page_format, pages)
+    def pool(self, page_format: PageFormat, pages: int, streams: StreamFormat = NO_STREAMS) -> NativePool:
+        return NativePool(page_format, pages, streams)
 
     def close(self) -> None:
         self._engine.close()

@@ -11,7 +11,7 @@ import numpy as np
 
 from pdbus.kv.format import PAGE_TOKENS, KvDtype, PageFormat
 from pdbus.messages.common import Digest
-from pdbus.model.batch import Batch
+from pdbus.model.batch import Batch, check_streams
 from pdbus.model.config import ModelConfig
 from pdbus.model.native_pool import NativePool
 from pdbus.model.rotate import inner_block
@@ -86,6 +86,7 @@ class NativeLlama:
         parts = ((self, batch), *beside)
         whole = Batch.joined([one for _, one in parts])
         logits: Array = np.empty((len(whole.logit_rows), self.config.vocab_size), np.float32)
+        check_streams(whole, pool)
         arrays = _BatchArrays(whole, self.config.vocab_size, pool.pages)
         structs = [PartStruct(pointer(model._struct), len(one.tokens), len(one.logit_rows)) for model, one in parts]
         self.engine.forward(structs, pool.struct, arrays.struct, logits, greedy, on_layer)
@@ -132,5 +133,9 @@ class _BatchArrays:
             raise ValueError(f"a page id is outside the pool of {pool_pages}")
         self._arrays = tuple(np.array(part, np.int32) for part in (batch.tokens, pieces, pages, batch.logit_rows))
         self.struct = BatchStruct(
-            len(batch.tokens), len(pieces), len(batch.logit_rows), 0, *(address(array) for array in self._arrays)
+            len(batch.tokens),
+            len(pieces),
+            len(batch.logit_rows),
+            batch.first_layer,
+            *(address(array) for array in self._arrays),
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from pdbus.kv.format import PAGE_TOKENS, KvDtype, PageFormat
+from pdbus.kv.format import NO_STREAMS, PAGE_TOKENS, KvDtype, PageFormat, StreamFormat
 from pdbus.kv.pool import KvPool
 from pdbus.messages.common import Digest
 from pdbus.model.backend import Backend, Model
@@ -17,8 +17,9 @@ from pdbus.model.llama import Llama
 
 
 class TorchBackend(Backend):
-    def __init__(self, device: str, kv_dtype: KvDtype, threads: int) -> None:
+    def __init__(self, device: str, kv_dtype: KvDtype, threads: int, *, layer_groups: int = 1) -> None:
         """`threads`: of the whole process, since torch knows no other."""
+        self.layer_groups = layer_groups
         torch.set_num_threads(threads)
         self.compute_class = compute_class(device, kv_dtype)
         self._device, self._kv_dtype = device, kv_dtype
@@ -29,8 +30,8 @@ class TorchBackend(Backend):
     def page_format(self, config: ModelConfig) -> PageFormat:
         return PageFormat(config.layers, config.kv_heads, config.head_dim, PAGE_TOKENS, self._kv_dtype, "kv1")
 
-    def pool(self, page_format: PageFormat, pages: int) -> KvPool:
-        return KvPool(page_format, pages, self._device)
+    def pool(self, page_format: PageFormat, pages: int, streams: StreamFormat = NO_STREAMS) -> KvPool:
+        return KvPool(page_format, pages, self._device, streams)
 
     def close(self) -> None:
         """It holds nothing."""

@@ -78,7 +78,16 @@ class ModelStruct(Structure):
 
 
 class PoolStruct(Structure):
-    _fields_ = (("type", c_int32), ("pages", c_int32), ("page_bytes", c_int64), ("layers", POINTER(c_void_p)))
+    _fields_ = (
+        ("type", c_int32),
+        ("pages", c_int32),
+        ("page_bytes", c_int64),
+        ("layers", POINTER(c_void_p)),
+        ("stream_count", c_int32),
+        ("reserved", c_int32),
+        ("stream_layers", POINTER(c_int32)),
+        ("streams", POINTER(c_void_p)),
+    )
 
 
 class BatchStruct(Structure):
@@ -86,7 +95,7 @@ class BatchStruct(Structure):
         ("tokens", c_int32),
         ("sequences", c_int32),
         ("logit_rows", c_int32),
-        ("reserved", c_int32),
+        ("first_layer", c_int32),
         ("token_ids", c_void_p),
         ("sequence", c_void_p),
         ("page_ids", c_void_p),

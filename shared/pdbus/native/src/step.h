@@ -11,34 +11,37 @@
 #include <cstring>
 
 #include "linear.h"
-#include "rows.h"
 #include "step_attention.h"
+#include "step_rows.h"
 
 namespace pd {
 
-class Step {
+class Step : StepRows {
   public:
     Step(Engine& engine, const PdPart* parts, int part_count, const PdPool& pool, const PdBatch& batch)
-        : engine_(engine), threads_(engine.threads), parts_(parts), part_count_(part_count), model_(*parts->model),
-          pool_(pool), batch_(batch), attention_(engine, model_, pool, batch), rows_(batch.tokens) {}
+        : StepRows(engine, parts, part_count, pool, batch), attention_(engine, model_, pool, batch) {}
 
     void run(PdOnLayer on_layer, float* logits, int32_t* greedy) {
         Threads::Busy busy(threads_);
         begin();
-        for (int index = 0; index < model_.layer_count; index++) {
+        heads_ = engine_.heads.at_least(size_t(rows_) * qkv_width());
+        seen_ = engine_.seen.at_least(size_t(rows_) * q_width());
+        const int first_layer = batch_.first_layer, last_layer = model_.layer_count - 1;
+        for (int index = first_layer; index <= last_layer; index++) {
             threads_.follow();
+            if (index > first_layer) keep_stream(index);
             find_runs(index);
             for (const Run& run : runs_) {
                 qkv(run);
                 store_kv(index, run);
             }
             if (on_layer && on_layer(index)) return;
-            if (index == model_.layer_count - 1) {
+            if (index == last_layer) {
                 keep_wanted_rows();
                 find_runs(index);
             }
             if (rows_ == 0) return;
-            if (index == 0 && model_.layer_count > 1) attention_.cut();
+            if (index == first_layer && index < last_layer) attention_.cut();
             attention_.run(index, model_.layers[index].window, heads_, seen_);
             for (const Run& run : runs_) {
                 linear(run.layer->out, run.of(seen_, q_width()), q_width(), run.rows, Then::ADD, run.of(x_, model_.hidden), model_.hidden);
@@ -49,85 +52,6 @@ class Step {
     }
 
   private:
-    // Neighbouring rows that have the same weights in a layer, and these.
-    struct Run {
-        const PdLayer* layer;
-        int first, rows;
-
-        float* of(float* all, int width) const { return all + size_t(first) * width; }
-    };
-
-    int q_width() const { return model_.heads * model_.head_dim; }
-    int qkv_width() const { return (model_.heads + 2 * model_.kv_heads) * model_.head_dim; }
-
-    // Versions that share a layer share its memory: equal pointers are equal weights.
-    void find_runs(int index) {
-        runs_.clear();
-        int first = 0;
-        for (int p = 0; p < part_count_; p++) {
-            const PdLayer* layer = &parts_[p].model->layers[index];
-            const int rows = wanted_ ? parts_[p].logit_rows : parts_[p].rows;
-            if (!runs_.empty() && std::memcmp(runs_.back().layer, layer, sizeof *layer) == 0) {
-                runs_.back().rows += rows;
-            } else if (rows) {
-                runs_.push_back({layer, first, rows});
-            }
-            first += rows;
-        }
-    }
-
-    // Row after row where there are few, shared out where there are many.
-    template <class Row>
-    void each_row(int first, int rows, Row&& row) {
-        if (rows < 8) {
-            for (int r = first; r < first + rows; r++) row(r);
-            return;
-        }
-        constexpr int RUN = 8;
-        threads_.run((rows + RUN - 1) / RUN, [&](int piece) {
-            for (int r = piece * RUN; r < std::min(rows, (piece + 1) * RUN); r++) row(first + r);
-        });
-    }
-
-    void begin() {
-        x_ = engine_.stream.at_least(size_t(rows_) * model_.hidden);
-        heads_ = engine_.heads.at_least(size_t(rows_) * qkv_width());
-        seen_ = engine_.seen.at_least(size_t(rows_) * q_width());
-        angles_ = engine_.angles.at_least(size_t(rows_) * model_.head_dim);
-        engine_.positions.resize(rows_);
-        for (int s = 0; s < batch_.sequences; s++) {
-            const PdSequence& one = batch_.sequence[s];
-            for (int i = 0; i < one.length; i++) engine_.positions[one.start + i] = one.past + i;
-        }
-        int first = 0;
-        for (int p = 0; p < part_count_; p++) {
-            embed(*parts_[p].model, first, parts_[p].rows);
-            first += parts_[p].rows;
-        }
-        each_row(0, rows_, [&](int r) {
-            const int half = model_.head_dim / 2;
-            float* angles = angles_ + size_t(r) * model_.head_dim;  // cosines, then sines
-            for (int i = 0; i < half; i++) {
-                double angle = float(engine_.positions[r]) * model_.frequencies[i];
-                angles[i] = float(std::cos(angle));
-                angles[half + i] = float(std::sin(angle));
-            }
-        });
-    }
-
-    void embed(const PdModel& model, int first, int rows) {
-        each_row(first, rows, [&](int r) {
-            const size_t from = size_t(batch_.token_ids[r]) * model.hidden;
-            float* to = x_ + size_t(r) * model.hidden;
-            if (model.embedding_half) {
-                const uint16_t* row = (const uint16_t*)model.embedding + from;
-                for (int i = 0; i < model.hidden; i += LANES) store(to + i, load_half(row + i));
-            } else {
-                std::memcpy(to, (const float*)model.embedding + from, model.hidden * sizeof(float));
-            }
-        });
-    }
-
     // From x [rows, width] as it is.
     void linear(const PdLinear& linear, const float* x, int width, int rows, Then then, float* y, int y_width) {
         Activations a = engine_.activations(linear, x, rows);
@@ -183,12 +107,6 @@ class Step {
         });
     }
 
-    const PdSequence& sequence_of(int row) const {
-        int s = 0;
-        while (row >= batch_.sequence[s].start + batch_.sequence[s].length) s++;
-        return batch_.sequence[s];
-    }
-
     // The last layer computes only those rows whose logits are wanted, once all of its K and V are stored.
     void keep_wanted_rows() {
         attention_.clear();
@@ -236,18 +154,8 @@ class Step {
             each_row(0, rows_, [&](int r) { greedy[r] = best(logits + size_t(r) * model_.vocabulary, model_.vocabulary); });
     }
 
-    Engine& engine_;
-    Threads& threads_;
-    const PdPart* parts_;
-    const int part_count_;
-    const PdModel& model_;  // the first part's, whose shapes and settings are those of all
-    const PdPool& pool_;
-    const PdBatch& batch_;
     StepAttention attention_;
-    std::vector<Run> runs_;
-    int rows_;
-    bool wanted_ = false;  // only rows whose logits are wanted are left
-    float *x_ = nullptr, *heads_ = nullptr, *seen_ = nullptr, *angles_ = nullptr;
+    float *heads_ = nullptr, *seen_ = nullptr;
 };
 
 }  // namespace pd
