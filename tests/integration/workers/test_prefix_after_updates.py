@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,7 +23,7 @@ from pdbus.model.checkpoint import Checkpoint
 from tests.integration.workers.test_tiers import forget, node
 from tests.support.asking import ids, until
 from tests.support.llama import Runner
-from tests.support.workers import LocalSource, Rig, rig
+from tests.support.workers import LocalSource, Rig, paused, rig
 
 PROMPT = random.Random(5).choices(range(3, 320), k=70)
 PAGES = 4
@@ -105,6 +106,31 @@ async def test_a_prompt_is_cached_across_an_update_where_its_kv_is_the_same_and_
         # Nothing of what is dropped for one of the roots is found by the other any more, and the text stays the same.
         await workers.prefill.core.call(lambda: workers.prefill.core.drop_root(keys["base"][0].kv_root))
         assert [await ask(one) for one in ("keys", "above", "base")] == [PAGES, 0, PAGES]
+        await workers.until_idle()
+
+
+async def test_answers_on_several_versions_share_steps_and_each_is_its_own(
+    versions: dict[str, Any], backend: Backend, unique: Callable[[str], str], engine: EngineName
+) -> None:
+    cold, broker, source = cold_answers(backend, versions), MemoryBroker(), LocalSource(versions)
+    async with rig(lambda: memory_bus(broker), source, name=unique("tiny"), version="base", engine=engine) as workers:
+        scheduler, router = workers.decode.core._scheduler, workers.router
+        take_turn, mixed = scheduler.turn, []
+
+        def turn(now_s: float) -> Any:
+            taken = take_turn(now_s)
+            mixed.extend(len({chunk.sequence.ticket.root for chunk in group}) for group in taken.groups)
+            return taken
+
+        scheduler.turn = turn  # type: ignore[method-assign]
+        with paused(workers.decode):  # all come to the same first turn
+            names = [*UPDATES, *UPDATES]
+            tickets = [router.ticket(PROMPT, 12, root=source.root_of[name]) for name in names]
+            answers = [asyncio.create_task(router.answer_local(ticket)) for ticket in tickets]
+            await until(lambda: len(workers.decode.jobs) == len(tickets))
+        for name, items in zip(names, await asyncio.gather(*answers), strict=True):
+            assert ids(items) == cold[name]
+        assert max(mixed) == len(UPDATES)
         await workers.until_idle()
 
 

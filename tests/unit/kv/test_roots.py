@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from pdbus.canonical import content_digest
-from pdbus.kv.format import PageFormat
+from pdbus.kv.format import PAGE_TOKENS, PageFormat, StreamFormat
+from pdbus.kv.pool import KvPool
 from pdbus.kv.prefix import LayerGroup
-from pdbus.kv.roots import is_kv_relevant, kv_relevant_root
+from pdbus.kv.roots import is_kv_relevant, kv_relevant_root, stream_root
 from pdbus.model.backend import Backend
 from pdbus.model.backends import BackendOptions, open_backend
 from pdbus.model.batch import Batch, SequenceSlice
@@ -98,6 +99,32 @@ def test_it_covers_exactly_what_kv_depends_on(tmp_path: Path, name: str, backend
             root_same = kv_relevant_root(digests(changed), group) == kv_relevant_root(digests(tensors), group)
             told = f"{tensor}, layers 0 to {group.last}: KV {'same' if kv_same else 'differs'}, root does not say so"
             assert root_same == kv_same, told
+
+
+def below_layer_1(backend: Backend, config: ModelConfig, tensors: dict[str, np.ndarray]) -> list[bytes]:
+    """K and V of TOKENS in layer 0, and what enters layer 1."""
+    model = backend.build(config, {}, tensors, None)
+    pool = backend.pool(backend.page_format(config), 2, StreamFormat((1,), config.hidden_size))
+    pool.write_bytes(slice(None), (0, 1), bytes(2 * pool.format.page_bytes))
+    model.forward(Batch(TOKENS, [SequenceSlice(0, len(TOKENS), 0, [1, 0])], []), pool)
+    kept = pool._streams[1].numpy() if isinstance(pool, KvPool) else pool._kept[0]  # type: ignore[attr-defined]
+    stream = kept.reshape(2, PAGE_TOKENS, config.hidden_size)[[1, 0]].reshape(-1, config.hidden_size)
+    return [bytes(pool.read_bytes(slice(0, 1), (1, 0))), stream[: len(TOKENS)].tobytes()]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_root_of_a_stream_covers_exactly_what_enters_the_layer_and_is_below(
+    tmp_path: Path, name: str, backend: Backend
+) -> None:
+    checkpoint, tensors = opened(tmp_path, name)
+    before, root = below_layer_1(backend, checkpoint.config, tensors), stream_root(digests(tensors), 1)
+    for tensor, array in tensors.items():
+        factors = np.linspace(1.1, 1.5, len(array), dtype=np.float32).reshape(-1, *[1] * (array.ndim - 1))
+        changed = tensors | {tensor: array * factors}
+        same = below_layer_1(backend, checkpoint.config, changed) == before
+        assert (stream_root(digests(changed), 1) == root) == same, tensor
+    other_layer = {name.replace("layers.1", "layers.2"): content for name, content in digests(tensors).items()}
+    assert stream_root(digests(tensors) | other_layer, 2) != root
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
