@@ -50,7 +50,9 @@ def sequence(
     deadline_s: float = 1e9,
     **fields: Any,
 ) -> Sequence:
-    """Of pages of 4 tokens, in a context of 1000. `cache`: it shares and publishes its pages."""
+    """Of pages of 4 tokens, in a context of 1000. `cache`: it shares and publishes its pages. Without a `model`: those
+    of each root need a pass of their own."""
+    model = model or SimpleNamespace(kind=root)
     version: Any = SimpleNamespace(config=SimpleNamespace(max_positions=1000), model=model, scope=SCOPE)
     made = ticket(prompt, max_tokens, root)
     keys = page_keys(made.tokens, SCOPE) if cache else ()

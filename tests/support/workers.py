@@ -139,6 +139,7 @@ async def rig(
     engine: EngineName = "torch",
     precision: Precision = "fp32",
     swap_pages: int = 0,
+    layer_groups: int = 1,
 ) -> AsyncIterator[Rig]:
     torch.set_num_threads(1)
     async with AsyncExitStack() as stack:
@@ -154,13 +155,13 @@ async def rig(
             inner = killable if kind == "prefill" else stack
             bus = await inner.enter_async_context(new_bus())
             fleet = await inner.enter_async_context(Fleet(bus))
-            options = BackendOptions(engine, precision, kv_dtype)
+            options = BackendOptions(engine, precision, kv_dtype, layer_groups=layer_groups)
             versions = await inner.enter_async_context(Versions(source, partial(open_backend, options)))
             versions.want(source.root_of.values())
             first = await versions.first()
             await _all_loaded(versions, source)
             assert versions.backend
-            pool = versions.backend.pool(first.scope.page_format, count)
+            pool = versions.backend.pool(first.scope.page_format, count, first.streams)
             limits = Limits(pool.format.page_tokens, chunk_tokens, running)
             common = (bus, id_, name, versions, fleet, pool, limits)
             ring = await inner.enter_async_context(CacheRing(bus, fleet, replicas=1))

@@ -63,7 +63,8 @@ class LocalJob(Job):
             await asyncio.wait([self._first, self.ended], return_when=asyncio.FIRST_COMPLETED)
             if self._first.done():
                 self._prompt.read()
-                self._worker.threshold.local(self._prompt.computed, self._prompt.taken_s)
+                if not self._prompt.resumed:
+                    self._worker.threshold.local(self._prompt.computed, self._prompt.taken_s)
             with decoding(self._sequence, self._worker.jobs.metrics):
                 await asyncio.shield(self.ended)
         finally:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from pdbus.engine.sequence import LayerReady, Sequence
+from pdbus.messages.common import Digest
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Compute `tokens` tokens of the sequence, from its first uncomputed one on."""
+    """Compute `tokens` tokens of the sequence from its first uncomputed one on, in the layers from `first_layer` on."""
 
     sequence: Sequence
     tokens: int
+    first_layer: int = 0
 
     @property
     def last(self) -> bool:
@@ -54,11 +56,31 @@ def chunks_of(
         budget -= more
         if tokens[sequence]:
             sequence.served = turn
-    return tuple(Chunk(one, tokens[one]) for one in active if tokens[one])
+    return tuple(Chunk(one, tokens[one], _first_layer(one)) for one in active if tokens[one])
+
+
+def passes_of(chunks: Many[Chunk]) -> tuple[tuple[Chunk, ...], ...]:
+    """What can be computed in one step: versions of one kind, those of a root side by side, from the same layer on."""
+    by_root: dict[tuple[Digest, int], list[Chunk]] = {}
+    for chunk in chunks:
+        by_root.setdefault((chunk.sequence.ticket.root, chunk.first_layer), []).append(chunk)
+    if len(by_root) == 1:
+        return tuple(map(tuple, by_root.values()))
+    passes: dict[Hashable, list[Chunk]] = {}
+    for (_, layer), own in by_root.items():
+        passes.setdefault((own[0].sequence.version.model.kind, layer), []).extend(own)
+    return tuple(map(tuple, passes.values()))
+
+
+def _first_layer(sequence: Sequence) -> int:
+    return sequence.resume_layer if sequence.computed < sequence.resumed else 0
 
 
 def _cut(sequence: Sequence, tokens: int, page_tokens: int) -> int:
-    """The largest chunk of at most `tokens` tokens that ends at a page boundary or at the sequence's end."""
+    """The largest chunk of at most `tokens` tokens that ends at a page boundary or at the sequence's end, and begins
+    with the same layer throughout."""
+    if _first_layer(sequence):
+        tokens = min(tokens, sequence.resumed - sequence.computed)
     if tokens >= sequence.remaining:
         return sequence.remaining
     return max((sequence.computed + tokens) // page_tokens * page_tokens - sequence.computed, 0)

@@ -61,7 +61,7 @@ class Core:
         self._on_events, self._on_failure = on_events, on_failure
         self._work = ThreadWork()
         keeper = Swap(pool, swap, self._work.wake) if swap else None
-        self._scheduler = Scheduler(PageTable(pool.pages), limits, keeper)
+        self._scheduler = Scheduler(PageTable(pool.pages), limits, keeper, pool.copy_below)
         self._unheard = threading.Semaphore(_UNHEARD)
         self._live: dict[Sequence, asyncio.Future[None]] = {}
         self._gone = False
@@ -172,7 +172,7 @@ class Core:
             events.append(self._end(sequence, Cancelled("cancelled")))
         turn = scheduler.turn(time.monotonic())
         events += [self._end(sequence, error) for sequence, error in turn.failed]
-        events += [Started(sequence, sequence.computed) for sequence in turn.started]
+        events += [Started(one, one.computed, one.resumed) for one in turn.started]
         self._tell(events)
         # All passes of a turn are told together: one token frame leaves per turn and router.
         started_s = time.monotonic()
@@ -191,6 +191,7 @@ class Core:
             wait_for(early, layer)
             self._tell([one.layer_ready(layer) for one in group if one.sequence.handoff and one not in early])
 
+        self._tell([one.layer_ready(at) for one in group for at in range(one.first_layer) if one.sequence.handoff])
         try:
             # A step of single tokens ends sooner than the wait for Python's lock in each layer might take.
             watched = early or any(chunk.tokens > 1 or chunk.sequence.handoff for chunk in group)

@@ -48,6 +48,7 @@ class Preemption:
         if not others_own_some or not self._swap.save(victim):
             return None
         victim.hold.release()
+        victim.resumed = 0  # only what is computed whole was kept
         self._insert(self.sequences, victim)
         return victim
 

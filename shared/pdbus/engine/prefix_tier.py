@@ -86,9 +86,10 @@ class PrefixTier:
             self.rates.missed(taken_s)
         return filled * self._page_tokens
 
-    def count(self, own: int, read: int, computed: int) -> None:
-        """A prompt's tokens by where their KV came from: this worker's own pages, cache nodes, or computed."""
-        for source, tokens in (("worker", own), ("cache", read), ("computed", computed)):
+    def count(self, own: int, read: int, resumed: int, computed: int) -> None:
+        """A prompt's tokens by where their KV came from: this worker's own pages, cache nodes, its own pages up to some
+        layer, or computed."""
+        for source, tokens in (("worker", own), ("cache", read), ("resumed", resumed), ("computed", computed)):
             if tokens:
                 self._tokens.add(tokens, {"source": source})
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 
 from pdbus.context import Deadline
 from pdbus.engine.arriving import Arriving
 from pdbus.engine.core import Core
 from pdbus.engine.prefix_tier import PrefixTier
-from pdbus.engine.sequence import Sequence, Started
+from pdbus.engine.sequence import Lower, Sequence, Started
 from pdbus.engine.version import Version
 from pdbus.kv.prefix import page_keys
 from pdbus.messages.common import Ticket
@@ -37,6 +38,7 @@ class Prompt:
             handoff=handoff,
             keys=page_keys(ticket.tokens, scope) if scope else (),
             scope=None if handoff else scope,
+            lower=_lower(core, version, ticket) if scope else (),
             ready=False,
         )
         self.taken_s = 0.0
@@ -46,12 +48,17 @@ class Prompt:
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._started_ns = 0
         self._resumed_s = 0.0
-        self._shared = self._filled = 0
+        self._shared = self._filled = self._resumed = 0
 
     @property
     def cached(self) -> int:
         """Tokens whose KV came from some cache."""
         return self._shared + self._filled
+
+    @property
+    def resumed(self) -> int:
+        """Tokens of which only the upper layers are computed here: what the lower ones made of them was kept."""
+        return max(self._resumed - self.cached, 0)
 
     @property
     def cached_of_prompt(self) -> int:
@@ -75,7 +82,7 @@ class Prompt:
         """The engine has told so."""
         if not self._started.done():
             self._started_ns, self._resumed_s = time.time_ns(), time.monotonic()
-            self._shared = event.cached_tokens
+            self._shared, self._resumed = event.cached_tokens, event.resumed_tokens
             self._started.set_result(None)
 
     async def admitted(self, ended: asyncio.Future[None]) -> None:
@@ -89,12 +96,15 @@ class Prompt:
     async def fill(self) -> int:
         """Reads what the lower tiers have, and lets the engine compute the rest. Returns `cached`."""
         if not self.sequence.ready:
-            decided = not self.sequence.handoff
-            filled = await self._tier.fill(self.sequence, self._shared, self._begin, decided=decided)
+            filled = 0 if self.resumed else await self._fill_from_tiers()
             if filled != self._filled or not filled:
                 self._filled, self._resumed_s = filled, time.monotonic()
             self._core.resume(self.sequence, self.cached)
         return self.cached
+
+    async def _fill_from_tiers(self) -> int:
+        decided = not self.sequence.handoff
+        return await self._tier.fill(self.sequence, self._shared, self._begin, decided=decided)
 
     def _begin(self, filled: int, arriving: Arriving) -> None:
         """So many tokens are all but there: the rest can be computed meanwhile."""
@@ -104,8 +114,19 @@ class Prompt:
     def read(self) -> None:
         """All of it is computed: notes how long that took, and keeps its pages for others."""
         self.taken_s = time.monotonic() - self._resumed_s
-        self._tier.rates.computed(self.computed, self.taken_s)
-        self._tier.count(self._shared, self._filled, self.computed)
-        attributes = {"gen_ai.usage.cache_read.input_tokens": self.cached, "pdbus.computed_tokens": self.computed}
+        if not self.resumed:
+            self._tier.rates.computed(self.computed, self.taken_s)
+        self._tier.count(self._shared, self._filled, self.resumed, self.computed - self.resumed)
+        attributes = {
+            "gen_ai.usage.cache_read.input_tokens": self.cached,
+            "pdbus.computed_tokens": self.computed,
+            "pdbus.resumed_tokens": self.resumed,
+        }
         record_span(Phase.PREFILL, self._started_ns, time.time_ns(), attributes=attributes)
         self._tier.keep(self.sequence, self._shared)
+
+
+def _lower(core: Core, version: Version, ticket: Ticket) -> tuple[Lower, ...]:
+    """Where the pool keeps what they need."""
+    known = [(at, replace(scope, salt=ticket.salt)) for at, scope in version.lower if at in core.pool.streams.layers]
+    return tuple(Lower(at, scope, page_keys(ticket.tokens, scope)) for at, scope in known)

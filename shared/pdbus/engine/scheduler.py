@@ -18,16 +18,22 @@ it: choices of one request and prompts with a common beginning compute it once.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from pdbus.engine.chunks import Chunk, chunks_of
+from pdbus.engine.chunks import Chunk, chunks_of, passes_of
 from pdbus.engine.pace import Pace
 from pdbus.engine.preemption import Preemption, Swap
 from pdbus.engine.sequence import Sequence
 from pdbus.errors import DeadlineExceeded, Overloaded, PdbusError, TooLarge
-from pdbus.kv.pages import PageTable
+from pdbus.kv.pages import PageHold, PageTable
 from pdbus.kv.prefix import PageKey, more_keys
 from pdbus.messages.common import Digest
+
+CopyBelow: TypeAlias = Callable[[int, Many[int], Many[int]], None]
+"""(layer, source pages, target pages)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +47,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One round: what started, what ended without being computed, and what to compute (by root, in separate passes)."""
+    """One round: what started, what ended without being computed, and what to compute, in separate passes."""
 
     started: tuple[Sequence, ...]
     failed: tuple[tuple[Sequence, PdbusError], ...]
@@ -49,7 +55,10 @@ class Turn:
 
 
 class Scheduler:
-    def __init__(self, pages: PageTable, limits: Limits, swap: Swap | None = None) -> None:
+    def __init__(
+        self, pages: PageTable, limits: Limits, swap: Swap | None = None, copy_below: CopyBelow | None = None
+    ) -> None:
+        """`copy_below`: of the pool (kv/codec.py)."""
         if limits.chunk_tokens < limits.page_tokens:
             raise ValueError(f"a chunk of {limits.chunk_tokens} tokens is less than a page of {limits.page_tokens}")
         self.pages = pages
@@ -57,6 +66,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In order of admission: the last one is the youngest."""
+        self._copy_below = copy_below
         self._preemption = Preemption(pages, limits.page_tokens, swap)
         self._pace = Pace(limits.page_tokens, limits.chunk_tokens)
         self._turns = 0
@@ -94,7 +104,8 @@ class Scheduler:
         self._preemption.bring_back(self.running, self.limits.running)
         started = self._admit(failed)
         failed += self._grow()
-        return Turn(tuple(started), tuple(failed), self._groups())
+        chunks = chunks_of(self.running, self._pace.prompt_tokens, self.limits.page_tokens, self._turns)
+        return Turn(tuple(started), tuple(failed), passes_of(chunks))
 
     def computed(self, chunk: Chunk) -> None:
         """Notes that a chunk is in its pages, and publishes the pages that it filled."""
@@ -103,6 +114,8 @@ class Scheduler:
 
     def took(self, turn: Turn, taken_s: float) -> None:
         """A turn was computed, in this time."""
+        if any(chunk.first_layer for group in turn.groups for chunk in group):
+            return  # its tokens cost less than others
         chunks = [chunk.tokens for group in turn.groups for chunk in group]
         self._pace.took(chunks.count(1), sum(tokens for tokens in chunks if tokens > 1), taken_s)
 
@@ -111,10 +124,12 @@ class Scheduler:
         pages = sequence.hold.pages
         if sequence.scope and sequence.computed >= (len(sequence.keys) + 1) * self.limits.page_tokens:
             sequence.keys = more_keys(sequence.keys, sequence.tokens, sequence.computed, sequence.scope)
+            for lower in sequence.lower:
+                lower.keys = more_keys(lower.keys, sequence.tokens, sequence.computed, lower.scope)
         full = min(sequence.computed // self.limits.page_tokens, len(sequence.keys))
         for at in range(sequence.published, full):
-            key = sequence.keys[at]
-            self.pages.publish(pages[at], key)
+            key, here = sequence.keys[at], at * self.limits.page_tokens >= sequence.came
+            self.pages.publish(pages[at], key, [lower.keys[at] for lower in sequence.lower] if here else ())
             self._computing.discard(key.digest)
         sequence.published = max(sequence.published, full)
 
@@ -175,11 +190,29 @@ class Scheduler:
         if not self.pages.can_allocate(wanted - shared + growing):
             hold.release()
             return False
-        hold.allocate(wanted - shared)
+        with self.pages.hold() as sources:
+            layer = self._match_lower(sequence, shared, sources)
+            if not self.pages.can_allocate(wanted - shared + growing):
+                sources.release()  # there is no room for them beside what is copied from them
+            new = hold.allocate(wanted - shared)
+            if sources.pages and self._copy_below:
+                self._copy_below(layer, sources.pages, new[: len(sources.pages)])
+            sequence.resume_layer = layer
+            sequence.resumed = (shared + len(sources.pages)) * self.limits.page_tokens if sources.pages else 0
         sequence.hold = hold
-        sequence.computed, sequence.published = shared * self.limits.page_tokens, shared
+        sequence.computed = sequence.came = shared * self.limits.page_tokens
+        sequence.published = shared
         self._computing.update(key.digest for key in sequence.keys[shared:])
         return True
+
+    def _match_lower(self, sequence: Sequence, shared: int, sources: PageHold) -> int:
+        """Takes pages that are the same as the sequence's next ones below some layer. Returns that layer: the one by
+        which most is saved."""
+        most = len(self._shareable(sequence))
+        known = [(one.layer, one.keys[shared:most]) for one in sequence.lower if self._copy_below]
+        layer, keys = max(known, key=lambda one: one[0] * self.pages.matching_lower(one[1]), default=(0, ()))
+        sources.match_lower(keys)
+        return layer
 
     def _grow(self) -> list[tuple[Sequence, PdbusError]]:
         """Gives each running sequence the page that its next token needs. Where there is none the youngest waits for
@@ -208,9 +241,3 @@ class Scheduler:
 
     def _lacks_page(self, sequence: Sequence) -> bool:
         return len(sequence.hold.pages) * self.limits.page_tokens < len(sequence.tokens)
-
-    def _groups(self) -> tuple[tuple[Chunk, ...], ...]:
-        groups: dict[Digest, list[Chunk]] = {}
-        for chunk in chunks_of(self.running, self._pace.prompt_tokens, self.limits.page_tokens, self._turns):
-            groups.setdefault(chunk.sequence.ticket.root, []).append(chunk)
-        return tuple(tuple(group) for group in groups.values())

@@ -22,6 +22,15 @@ Key: TypeAlias = tuple[str, int]
 
 
 @dataclass(eq=False, slots=True)
+class Lower:
+    """A sequence's full pages below some layer: they may be there although the layers above have changed."""
+
+    layer: int
+    scope: PrefixScope
+    keys: tuple[PageKey, ...]
+
+
+@dataclass(eq=False, slots=True)
 class Sequence:
     """Tokens, and how far their KV is computed.
 
@@ -44,8 +53,13 @@ class Sequence:
     """Of all full pages that it may share and publish; none: its pages stay private."""
     scope: PrefixScope | None = None
     """Of the keys that pages get which it fills with its answer; None: those stay private."""
+    lower: tuple[Lower, ...] = ()
+    """The same, for `keys`: from the lowest up."""
     computed: int = 0
     """Tokens from the first on whose KV is in its pages."""
+    resumed: int = 0
+    """Up to this token the layers below `resume_layer` are computed, and what enters it."""
+    resume_layer: int = 0
     ready: bool = True
     """False: admitted, but the event loop still fills some of its pages."""
     arriving: Arriving | None = None
@@ -61,11 +75,14 @@ class Sequence:
     """Pages from the first on that are findable under `keys`, its own or shared ones."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     """As far as computed, where the ticket asks for them."""
+    came: int = field(init=False)
+    """Tokens from the first on that it did not compute here: what entered the layers is not in its pages."""
     tokens: list[int] = field(init=False)
     sampler: Sampler = field(init=False)
 
     def __post_init__(self) -> None:
         ticket = self.ticket
+        self.came = self.computed
         self.tokens = [*ticket.tokens, *self.sampled]
         self.sampler = Sampler(
             ticket.sampling,
@@ -97,6 +114,7 @@ class Sequence:
     def arrive(self, tokens: int, arriving: Arriving) -> None:
         """The first `tokens` tokens are taken for computed while their KV comes."""
         self.present, self.computed, self.arriving = self.computed, tokens, arriving
+        self.came = max(self.came, tokens)
 
     def set_back(self) -> None:
         """Takes that back, unless what it was about is computed."""
@@ -107,6 +125,7 @@ class Sequence:
         """The KV of the first `tokens` tokens is in its pages, and nobody writes into them any more."""
         self.set_back()
         self.computed, self.ready = max(self.computed, tokens), True
+        self.came = max(self.came, tokens)
 
     def append(self, token: int) -> Finish | None:
         """Takes the next token. A stop id ends the answer and is not part of it."""
@@ -119,10 +138,12 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Admitted: it has its pages, and the KV of its first `cached_tokens` tokens was found in them."""
+    """Admitted: it has its pages, and the KV of its first `cached_tokens` tokens was found in them; up to
+    `resumed_tokens`, if that is more, that of the lower layers."""
 
     sequence: Sequence
     cached_tokens: int
+    resumed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ class EngineService(Service[S], Generic[S]):
             settings.cores_file,
             self._cache.folder,
             settings.weight_bytes,
+            settings.layer_groups,
         )
         kept = partial(self._cache.count, "kept")
         self.versions = Versions(self._reader, partial(open_backend, options), self._on_versions, kept)
@@ -83,11 +84,12 @@ class EngineService(Service[S], Generic[S]):
         self._want(self._history.history)
         version = await self.versions.first()
         page_format = version.scope.page_format
-        pages = page_format.pages_within(self.settings.kv_bytes)
+        page_bytes = page_format.page_bytes + version.streams.page_bytes
+        pages = self.settings.kv_bytes // page_bytes
         if pages < 1:
-            raise SettingsError(f"PDBUS_KV_BYTES is less than one page, {page_format.page_bytes} bytes")
+            raise SettingsError(f"PDBUS_KV_BYTES is less than one page, {page_bytes} bytes")
         assert self.versions.backend, "a version has been built by it"
-        pool = self.versions.backend.pool(page_format, pages)
+        pool = self.versions.backend.pool(page_format, pages, version.streams)
         limits = Limits(page_format.page_tokens, self.settings.chunk_tokens, self.settings.most_running)
         self.worker = await self.make_worker(pool, limits, stack)
         await stack.enter_async_context(self.worker)

@@ -40,6 +40,9 @@ class EngineSettings(Settings):
     weight_bytes: int | None = None
     """Memory for weights. Below what the model takes, its layers are read from the cache folder as they are computed:
     as many stay in memory as fit. Absent: all of them stay."""
+    layer_groups: int = 1
+    """Equal runs of layers. With more than one, a page keeps what enters each but the lowest (in fp32, so pages take
+    more of `kv_bytes`), and after an update of upper layers a cached prompt is computed again from there only."""
     chunk_tokens: int = 512
     """Prompt tokens in one step, over all requests."""
     most_running: int
@@ -63,6 +66,8 @@ class EngineSettings(Settings):
             raise SettingsError("PDBUS_CACHE_BYTES must be 0 or above")
         if self.weight_bytes is not None and (self.cache is None or not self.cache_bytes):
             raise SettingsError("PDBUS_WEIGHT_BYTES needs a cache folder to read layers from: set PDBUS_CACHE")
+        if not 1 <= self.layer_groups <= 16:
+            raise SettingsError(f"PDBUS_LAYER_GROUPS must be 1 to 16, not {self.layer_groups}")
         if self.most_running < 1:
             raise SettingsError("PDBUS_MOST_RUNNING must be at least 1")
         if self.chunk_tokens < PAGE_TOKENS:

@@ -1,9 +1,10 @@
-"""One forward pass over chunks of sequences of one root, and the tokens sampled from it."""
+"""One forward pass over chunks of sequences, and the tokens sampled from it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from itertools import groupby
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from pdbus.engine.chunks import Chunk
 from pdbus.engine.sequence import Ended, Produced, Sequence
 from pdbus.errors import PdbusError
 from pdbus.kv.codec import PagePool
+from pdbus.model.backend import Model
 from pdbus.model.batch import Batch, SequenceSlice
 from pdbus.model.candidates import Logits
 from pdbus.model.sampler import best_of, token_logprob
@@ -22,12 +24,12 @@ class Abandoned(Exception):
 
 def compute(pool: PagePool, chunks: Many[Chunk], on_layer: Callable[[int], None] | None) -> list[Produced | Ended]:
     """Computes the chunks, whose KV is in the pool afterwards, and samples for those that reach their sequence's end.
+    Those of a version are neighbours, all versions are of one kind (Model.kind), and all begin with the same layer.
 
     Returns what each of those produced, or why it failed. Counts nothing as computed: that is the scheduler's."""
     rows = [_logit_rows(chunk) for chunk in chunks]
-    batch = _batch(chunks, rows)
-    model = chunks[0].sequence.version.model
-    logits = model.forward(batch, pool, on_layer)  # [logit rows, vocab]
+    (model, batch), *beside = _parts(chunks, rows)
+    logits = model.forward(batch, pool, on_layer, beside=beside)  # [logit rows, vocab]
     best = best_of(logits)
     outcomes: list[Produced | Ended] = []
     start = 0
@@ -52,6 +54,12 @@ def _predicting(chunk: Chunk) -> int:
     return min(max(len(chunk.sequence.ticket.prompt) - 1 - chunk.sequence.computed, 0), chunk.tokens)
 
 
+def _parts(chunks: Many[Chunk], rows: Many[Many[int]]) -> list[tuple[Model, Batch]]:
+    """What is to be computed of each version."""
+    pairs = groupby(zip(chunks, rows, strict=True), lambda pair: pair[0].sequence.version)
+    return [(version.model, _batch(*zip(*own, strict=True))) for version, own in pairs]
+
+
 def _batch(chunks: Many[Chunk], rows: Many[Many[int]]) -> Batch:
     tokens: list[int] = []
     slices: list[SequenceSlice] = []
@@ -61,7 +69,7 @@ def _batch(chunks: Many[Chunk], rows: Many[Many[int]]) -> Batch:
         slices.append(SequenceSlice(start, chunk.tokens, sequence.computed, sequence.hold.pages))
         tokens += sequence.tokens[sequence.computed : sequence.computed + chunk.tokens]
         logit_rows += [start + row for row in wanted]
-    return Batch(tokens, slices, logit_rows)
+    return Batch(tokens, slices, logit_rows, chunks[0].first_layer)
 
 
 def _note_prompt_logprobs(chunk: Chunk, logits: np.ndarray) -> None:

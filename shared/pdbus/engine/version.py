@@ -12,14 +12,15 @@ from typing import Protocol, Self, TypeAlias
 import numpy as np
 
 from pdbus.context import LONGEST_DEADLINE_S, RequestContext
-from pdbus.kv.prefix import PrefixScope
+from pdbus.kv.format import StreamFormat
+from pdbus.kv.prefix import PrefixScope, group_starts
 from pdbus.messages.common import Digest
 from pdbus.model.backend import Backend, Builder, Model
 from pdbus.model.config import ModelConfig
 from pdbus.model.families import config_of, writing
 from pdbus.model.memory import give_back
 from pdbus.model.parts import NO_CHANGES, Part, Patch
-from pdbus.model.scope import prefix_scope
+from pdbus.model.scope import prefix_scope, stream_scopes
 from pdbus.tasks import cancelled
 from pdbus.weights.blocks import Run, blocks_of_rows
 from pdbus.weights.changes import changed_rows
@@ -63,6 +64,8 @@ class Version:
     scope: PrefixScope
     """Of its prefix keys, without a salt."""
     manifest: Manifest
+    lower: tuple[tuple[int, PrefixScope], ...] = ()
+    """(layer, scope of all below it), from the lowest up: where its layers are kept in several groups."""
     pins: int = 0
 
     @property
@@ -77,6 +80,11 @@ class Version:
     def salted(self, salt: bytes) -> PrefixScope:
         """The scope of one tenant's prefix keys."""
         return replace(self.scope, salt=salt)
+
+    @property
+    def streams(self) -> StreamFormat:
+        """What a pool keeps of the residual stream."""
+        return StreamFormat(tuple(layer for layer, _ in self.lower), self.config.hidden_size if self.lower else 0)
 
     def pin(self) -> Pin:
         return Pin(self)
@@ -134,13 +142,10 @@ async def load(
     model = await asyncio.to_thread(builder.finish)
     await asyncio.to_thread(give_back)
     on_kept(*_kept(tensors, builder))
-    scope = prefix_scope(
-        config,
-        {name: tensor.digest for name, tensor in tensors.items()},
-        backend.page_format(config),
-        backend.compute_class,
-    )
-    return Version(root, model, scope, manifest)
+    contents = {name: tensor.digest for name, tensor in tensors.items()}
+    scope = prefix_scope(config, contents, backend.page_format(config), backend.compute_class)
+    starts = group_starts(config.layers, backend.layer_groups)
+    return Version(root, model, scope, manifest, stream_scopes(scope, contents, starts))
 
 
 async def _fill(

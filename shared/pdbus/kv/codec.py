@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from pdbus.errors import Corrupt
-from pdbus.kv.format import PageFormat
+from pdbus.kv.format import PageFormat, StreamFormat
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -26,12 +26,17 @@ class PagePool(Protocol):
 
     format: PageFormat
     pages: int
+    streams: StreamFormat
 
     def read_bytes(self, layers: slice, page_ids: Sequence[int]) -> memoryview:
         """Page after page, each layer after layer. A copy."""
 
     def write_bytes(self, layers: slice, page_ids: Sequence[int], body: Buffer) -> None:
         """The reverse; the size must fit."""
+
+    def copy_below(self, layer: int, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Makes the `targets` what the `sources` are below this layer: all of K and V, and the kept residual streams up
+        to the one that enters it."""
 
 
 def export_layer(pool: PagePool, layer: int, page_ids: Sequence[int]) -> memoryview:

@@ -44,6 +44,25 @@ _SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
+class StreamFormat:
+    """The residual stream as it enters some layers, which a pool keeps beside its pages, in fp32: what is computed
+    again from there gives the same bits. It belongs to the worker that computed it, and doesn't travel."""
+
+    layers: tuple[int, ...] = ()
+    """From the lowest up; none below the first."""
+    hidden: int = 0
+    page_tokens: int = PAGE_TOKENS
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page's, in all of these layers."""
+        return len(self.layers) * self.page_tokens * self.hidden * 4
+
+
+NO_STREAMS = StreamFormat()
+
+
+@dataclass(frozen=True, slots=True)
 class PageFormat:
     """Sizes and dtype of the pages of one layer group; the layout is told above."""
 

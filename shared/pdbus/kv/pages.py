@@ -39,6 +39,9 @@ class PageTable:
         self._owners = [0] * total
         self._key_of: dict[int, PageKey] = {}
         self._page_of: dict[Digest, int] = {}
+        self._lower_of: dict[int, tuple[Digest, ...]] = {}
+        self._page_of_lower: dict[Digest, int] = {}
+        """Findable pages by their keys up to some layers; of several the one that was published last."""
         self._cached: OrderedDict[int, None] = OrderedDict()
         """Pages in state cached, least recently used first."""
 
@@ -67,6 +70,14 @@ class PageTable:
         """How many pages from the first on are findable, without owning them. In another thread: a hint."""
         return next((at for at, key in enumerate(keys) if key not in self), len(keys))
 
+    def matching_lower(self, keys: Sequence[PageKey]) -> int:
+        """How many pages from the first on were published with these as `lower` keys."""
+        for at, key in enumerate(keys):
+            page = self._page_of_lower.get(key.digest)
+            if page is None or self._key_of[page].tokens != key.tokens:
+                return at
+        return len(keys)
+
     def __contains__(self, key: PageKey) -> bool:
         page = self._page_of.get(key.digest)
         known = None if page is None else self._key_of.get(page)
@@ -77,8 +88,10 @@ class PageTable:
         """Of all findable pages."""
         return list(self._page_of)
 
-    def publish(self, page: int, key: PageKey) -> bool:
+    def publish(self, page: int, key: PageKey, lower: Sequence[PageKey] = ()) -> bool:
         """Makes a full, owned page findable. False where the key already has a page: then this one stays private.
+
+        `lower`: keys of what it is below some layers. By these `PageHold.match_lower` finds it.
 
         Raises ValueError where the page isn't owned, or is published under another key."""
         if self._owners[page] == 0:
@@ -91,6 +104,9 @@ class PageTable:
             return False
         self._page_of[key.digest] = page
         self._key_of[page] = key
+        if lower:
+            self._lower_of[page] = tuple(one.digest for one in lower)
+            self._page_of_lower |= dict.fromkeys(self._lower_of[page], page)
         self.changes.note(key.digest, True)
         return True
 
@@ -122,6 +138,8 @@ class PageTable:
         assert {key.digest: page for page, key in self._key_of.items()} == self._page_of, "keys and pages differ"
         assert states[1] <= self._key_of.keys(), "a cached page can't be found"
         assert not states[2] & self._key_of.keys(), "a free page can be found"
+        lower = set(self._page_of_lower.values())
+        assert lower <= self._lower_of.keys() <= self._key_of.keys(), "what can't be found has lower keys"
 
     def _take_new(self, count: int) -> list[int]:
         if not self.can_allocate(count):
@@ -132,7 +150,12 @@ class PageTable:
         return pages
 
     def _take_cached(self, keys: Sequence[PageKey]) -> list[int]:
-        pages = [self._page_of[key.digest] for key in keys[: self.matching(keys)]]
+        return self._taken([self._page_of[key.digest] for key in keys[: self.matching(keys)]])
+
+    def _take_lower(self, keys: Sequence[PageKey]) -> list[int]:
+        return self._taken([self._page_of_lower[key.digest] for key in keys[: self.matching_lower(keys)]])
+
+    def _taken(self, pages: list[int]) -> list[int]:
         for page in pages:
             self._owners[page] += 1
             self._cached.pop(page, None)
@@ -156,6 +179,9 @@ class PageTable:
     def _forget(self, page: int) -> None:
         key = self._key_of.pop(page).digest
         del self._page_of[key]
+        for lower in self._lower_of.pop(page, ()):
+            if self._page_of_lower.get(lower) == page:
+                del self._page_of_lower[lower]
         self.changes.note(key, False)
 
 
@@ -179,10 +205,14 @@ class PageHold:
 
     def match(self, keys: Sequence[PageKey]) -> int:
         """Takes the longest findable run of pages from the first key on; returns how many. Only into an empty hold."""
-        self._check_open()
-        if self._pages:
-            raise RuntimeError("a prefix can only be matched before other pages are taken")
+        self._check_empty()
         self._pages = self._table._take_cached(keys)
+        return len(self._pages)
+
+    def match_lower(self, keys: Sequence[PageKey]) -> int:
+        """As `match`, of pages that were published with these as `lower` keys: to copy from them."""
+        self._check_empty()
+        self._pages = self._table._take_lower(keys)
         return len(self._pages)
 
     def allocate(self, count: int) -> tuple[int, ...]:
@@ -205,6 +235,11 @@ class PageHold:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+    def _check_empty(self) -> None:
+        self._check_open()
+        if self._pages:
+            raise RuntimeError("a prefix can only be matched before other pages are taken")
 
     def _check_open(self) -> None:
         if self._released:

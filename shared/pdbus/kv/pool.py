@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pdbus.kv.codec import Buffer, read_rows, write_rows
-from pdbus.kv.format import KvDtype, PageFormat
+from pdbus.kv.format import NO_STREAMS, KvDtype, PageFormat, StreamFormat
 
 _TORCH_DTYPES: dict[KvDtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
 _FP16_LARGEST = 65504.0
@@ -33,10 +33,18 @@ class KvPool:
     It knows nothing of ownership: callers write only to pages that they hold and that are not published. Pages start
     undefined, and on the CPU take no memory until they are written."""
 
-    def __init__(self, page_format: PageFormat, pages: int, device: torch.device | str = "cpu") -> None:
-        self.format = page_format
+    def __init__(
+        self,
+        page_format: PageFormat,
+        pages: int,
+        device: torch.device | str = "cpu",
+        streams: StreamFormat = NO_STREAMS,
+    ) -> None:
+        self.format, self.streams = page_format, streams
         self.pages = pages
         self.device = torch.device(device)
+        kept = (pages, page_format.page_tokens, streams.hidden)
+        self._streams = {layer: torch.empty(kept, device=self.device) for layer in streams.layers}
         size = (page_format.layers, pages, page_format.layer_bytes)
         self.bytes = torch.empty(size, dtype=torch.uint8, device=self.device)
         """All there is, [layers, pages, layer_bytes]: what travels and is cached."""
@@ -62,6 +70,24 @@ class KvPool:
         new = torch.from_numpy(np.frombuffer(body, np.uint8).copy()).to(self.device)
         rows = new.view(len(page_ids), -1, self.format.layer_bytes).transpose(0, 1)
         self.bytes[layers][:, self.page_index(page_ids)] = rows
+
+    def copy_below(self, layer: int, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Makes the `targets` what the `sources` are below this layer."""
+        old, new = self.page_index(sources), self.page_index(targets)
+        for at in range(layer):
+            self.bytes[at][new] = self.bytes[at][old]
+        for at, stream in self._streams.items():
+            if at <= layer:
+                stream[new] = stream[old]
+
+    def keep_stream(self, layer: int, slots: Slots, x: Tensor) -> None:
+        """The residual stream x [tokens, hidden] of these tokens as it enters the layer, where it is to be kept."""
+        if layer in self._streams:
+            self._streams[layer][slots.pages, slots.offsets] = x
+
+    def stream(self, layer: int, slots: Slots) -> Tensor:
+        """What was kept of these tokens, [tokens, hidden]."""
+        return self._streams[layer][slots.pages, slots.offsets]
 
     def layer(self, layer: int) -> Tensor:
         """The layer's values themselves, [pages, 2, page_tokens, kv_heads, head_dim] of the KV dtype."""

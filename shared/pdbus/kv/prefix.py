@@ -29,6 +29,11 @@ class LayerGroup:
     last: int
 
 
+def group_starts(layers: int, groups: int) -> tuple[int, ...]:
+    """The first layer of each of so many equal runs of layers, but of the lowest."""
+    return tuple(sorted({layers * at // groups for at in range(1, groups)} - {0}))
+
+
 @dataclass(frozen=True)
 class PrefixScope:
     """What the KV of a prefix depends on besides its tokens."""

@@ -18,6 +18,7 @@ from pdbus.messages.common import Digest
 from pdbus.weights.layer import META, layer_of
 
 _SCHEMA = "pdbus.kv.root/1"
+_STREAM_SCHEMA = "pdbus.kv.stream/1"
 
 _OUTSIDE_LAYERS = ("model.norm.", "lm_head.")
 """Read after the last layer only. A tied LM head is the embedding, and covered as such."""
@@ -37,6 +38,20 @@ def kv_relevant_root(tensors: Mapping[str, Digest], group: LayerGroup) -> Digest
         raise ValueError(f"no tensor of layer {group.last} is among the {len(tensors)} given")
     relevant = {name: content for name, content in tensors.items() if is_kv_relevant(name, group)}
     return digest([_SCHEMA, [group.first, group.last], relevant])
+
+
+def stream_root(tensors: Mapping[str, Digest], layer: int) -> Digest:
+    """The root of the residual stream as it enters this layer: over the embedding and every tensor of the layers below.
+
+    It covers their keys and values too. Raises ValueError as `kv_relevant_root`."""
+    below = LayerGroup(0, layer - 1)
+    kv_relevant_root(tensors, below)
+    relevant = {
+        name: content
+        for name, content in tensors.items()
+        if is_kv_relevant(name, below) or name.startswith(f"model.layers.{below.last}.")
+    }
+    return digest([_STREAM_SCHEMA, layer, relevant])
 
 
 def is_kv_relevant(name: str, group: LayerGroup) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from pdbus.kv.codec import PagePool
-from pdbus.kv.format import PageFormat
+from pdbus.kv.format import NO_STREAMS, PageFormat, StreamFormat
 from pdbus.messages.common import Digest
 from pdbus.model.batch import Batch
 from pdbus.model.config import ModelConfig
@@ -29,11 +29,25 @@ class Model(Protocol):
     def digests(self) -> Mapping[str, Digest]:
         """Layer name (`embed`, `layers.0`, …, `head`) -> digest, of what this was built from."""
 
-    def forward(self, batch: Batch, pool: Any, on_layer: Callable[[int], None] | None = None) -> Array:
+    @property
+    def kind(self) -> Hashable:
+        """Versions of an equal kind can be computed in one step."""
+
+    def forward(
+        self,
+        batch: Batch,
+        pool: Any,
+        on_layer: Callable[[int], None] | None = None,
+        *,
+        beside: Sequence[tuple[Any, Batch]] = (),
+    ) -> Array:
         """Computes one step; returns fp32 logits [len(batch.logit_rows), vocab]. `pool`: of the same backend.
 
         K and V of the batch's tokens are in the pool afterwards. `on_layer(i)` is called as soon as those of layer i
-        are; what it raises ends the step in its middle, and is raised here."""
+        are; what it raises ends the step in its middle, and is raised here.
+
+        `beside`: (version, its batch), of the same kind, computed in the same step; their logits follow. Where
+        neighbours share a layer (or the embedding, or the head), the rows of both go through it together."""
 
 
 class Builder(Protocol[M_co]):
@@ -61,6 +75,8 @@ class Backend(Protocol):
     """Builds models of one precision; used by one engine. All of its models' pages have one layout and KV dtype."""
 
     compute_class: str
+    layer_groups: int
+    """Runs of layers whose pages are kept apart across updates: 1, all layers, or more, with what enters them."""
 
     def begin(
         self,
@@ -86,7 +102,7 @@ class Backend(Protocol):
     def page_format(self, config: ModelConfig) -> PageFormat:
         """Of the pages that such a model computes from."""
 
-    def pool(self, page_format: PageFormat, pages: int) -> PagePool: ...
+    def pool(self, page_format: PageFormat, pages: int, streams: StreamFormat = NO_STREAMS) -> PagePool: ...
 
     def close(self) -> None:
         """Nothing may be computing any more."""

@@ -40,6 +40,7 @@ class BackendOptions:
     """Where packed weights are kept."""
     weight_bytes: int | None = None
     """Memory for weights; None: all of them stay there."""
+    layer_groups: int = 1
 
 
 def open_backend(options: BackendOptions, config: ModelConfig) -> Backend:
@@ -60,7 +61,9 @@ def _open(options: BackendOptions, config: ModelConfig) -> Backend:
     try:
         check_supported(config)
         engine = NativeEngine(options.threads, cores=options.cores_file)
-        return NativeBackend(engine, precision, kv_dtype, options.folder, options.weight_bytes)
+        return NativeBackend(
+            engine, precision, kv_dtype, options.folder, options.weight_bytes, layer_groups=options.layer_groups
+        )
     except NativeUnavailable as error:
         if options.engine == "native":
             raise InvalidRequest(f"the native engine can't serve here: {error}") from error
@@ -73,4 +76,7 @@ def _torch(options: BackendOptions, kv_dtype: KvDtype) -> Backend:
     # Only here: torch costs a worker that never computes with it 200 MB and seconds of its start.
     from pdbus.model.torch_backend import TorchBackend
 
-    return TorchBackend(options.device, kv_dtype, options.threads, options.folder, options.weight_bytes)
+    groups = options.layer_groups
+    return TorchBackend(
+        options.device, kv_dtype, options.threads, options.folder, options.weight_bytes, layer_groups=groups
+    )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from pdbus.kv.codec import PagePool
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,9 @@ class Batch:
     sequences: Sequence[SequenceSlice]
     logit_rows: Sequence[int]
     """Rows of `tokens` whose logits are wanted."""
+    first_layer: int = 0
+    """Above 0: the step begins with this layer. What enters it is in the tokens' pages, and so are K and V of the
+    layers below."""
 
     def __post_init__(self) -> None:
         end = 0
@@ -38,7 +43,28 @@ class Batch:
         if any(not 0 <= row < end for row in self.logit_rows):
             raise ValueError(f"logits are wanted of a row outside the batch's {end}")
 
+    @classmethod
+    def joined(cls, batches: Sequence[Batch]) -> Batch:
+        """One after the other in one step; all begin with the same layer."""
+        if len(batches) == 1:
+            return batches[0]
+        tokens: list[int] = []
+        sequences: list[SequenceSlice] = []
+        logit_rows: list[int] = []
+        for batch in batches:
+            start = len(tokens)
+            sequences += [replace(piece, start=start + piece.start) for piece in batch.sequences]
+            logit_rows += [start + row for row in batch.logit_rows]
+            tokens += batch.tokens
+        return cls(tokens, sequences, logit_rows, batches[0].first_layer)
+
     @property
     def positions(self) -> list[int]:
         """The position of each token in its own sequence."""
         return [piece.past + step for piece in self.sequences for step in range(piece.length)]
+
+
+def check_streams(batch: Batch, pool: PagePool) -> None:
+    """Raises ValueError where the step would begin with a layer before which the pool keeps nothing."""
+    if batch.first_layer and batch.first_layer not in pool.streams.layers:
+        raise ValueError(f"what enters layer {batch.first_layer} is not kept in a pool with {pool.streams}")

@@ -56,7 +56,9 @@ class TorchBuilder:
             if "embed" in same and isinstance(old.embedding, Tensor):
                 self._tables[EMBEDDING] = old.embedding
             if "head" in same:
-                self._norm, self._old_head = old.final_norm, old.head
+                self._norm = old.final_norm
+            if ("embed" if config.tied_embeddings else "head") in same and config == old.config:
+                self._old_head = old.head
         self.parts = parts_of(config, [name for name in expected_tensors(config) if layer_of(name) not in same])
 
     def patch(self, patch: Patch, arrays: Sequence[np.ndarray]) -> None:
@@ -80,10 +82,8 @@ class TorchBuilder:
         config, embedding = self._config, self._tables[EMBEDDING]
         assert self._norm is not None, "every part was given"
         layers = tuple(self._layers[index] for index in range(config.layers))
-        if config.tied_embeddings:
-            head: Linear = Fp32Linear(embedding)
-        else:
-            head = self._old_head or Fp32Linear(self._tables[HEAD])
+        table = embedding if config.tied_embeddings else self._tables.get(HEAD, embedding)
+        head = self._old_head or Fp32Linear(table)
         rope = Rope(config, self._device)
         return Llama(config, self._device, embedding, layers, self._norm, head, rope, self._digests)
 

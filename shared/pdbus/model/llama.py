@@ -6,7 +6,7 @@ so that versions share those that did not change (model/build.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -19,10 +19,11 @@ from pdbus.kv.format import PAGE_TOKENS, KvDtype, PageFormat
 from pdbus.kv.pool import KvPool, Slots
 from pdbus.messages.common import Digest
 from pdbus.model.attention import SequencePlan, attend, plan
-from pdbus.model.batch import Batch
+from pdbus.model.batch import Batch, check_streams
 from pdbus.model.config import ModelConfig
 from pdbus.model.linear import Linear
 from pdbus.model.rope import Rope, Rotation
+from pdbus.model.runs import over
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -76,23 +77,61 @@ class Llama:
         """The format of the pages that `forward` needs."""
         return PageFormat(self.config.layers, self.config.kv_heads, self.config.head_dim, PAGE_TOKENS, kv_dtype)
 
-    @torch.inference_mode()
-    def forward(self, batch: Batch, pool: KvPool, on_layer: Callable[[int], None] | None = None) -> Array:
-        """Computes one step; returns fp32 logits [len(batch.logit_rows), vocab], in the host's memory.
+    @property
+    def kind(self) -> Hashable:
+        return self.config, self.device
 
-        K and V of the batch's tokens are in the pool afterwards. `on_layer(i)` is called as soon as those of layer i
-        are, while the layers above it are still to come. Attention reads K and V from the pool only, never what was
-        just computed, so that fresh, cached and handed-over pages are the same to it."""
-        step = self._begin(batch, pool)
-        x = self.embedding[self._tensor(batch.tokens)]  # [tokens, hidden]
-        for index, layer in enumerate(self.layers):
-            attended = self._attention(index, layer, self._norm(x, layer.input_norm), step, on_layer)
-            x = x + layer.out(attended)
-            gate, up = layer.gate_up(self._norm(x, layer.post_norm)).chunk(2, dim=-1)
-            x = x + layer.down(F.silu(gate) * up)
-        wanted = x[self._tensor(batch.logit_rows)]
-        logits: Array = self.head(self._norm(wanted, self.final_norm)).cpu().numpy()
+    @torch.inference_mode()
+    def forward(
+        self,
+        batch: Batch,
+        pool: KvPool,
+        on_layer: Callable[[int], None] | None = None,
+        *,
+        beside: Sequence[tuple[Llama, Batch]] = (),
+    ) -> Array:
+        """Computes one step, as Model.forward; the logits are in the host's memory.
+
+        Attention reads K and V from the pool only, never what was just computed, so that fresh, cached and handed-over
+        pages are the same to it."""
+        models, batches = [self, *(model for model, _ in beside)], [batch, *(one for _, one in beside)]
+        whole = Batch.joined(batches)
+        rows, wanted = [len(one.tokens) for one in batches], [len(one.logit_rows) for one in batches]
+        step, tokens = self._begin(whole, pool), self._tensor(whole.tokens)
+        check_streams(whole, pool)
+        if whole.first_layer:
+            x = pool.stream(whole.first_layer, step.slots)  # [tokens, hidden]
+        else:
+            x = over(rows, [model.embedding for model in models], lambda table, own: table[tokens[own]])
+        for index in range(whole.first_layer, self.config.layers):
+            pool.keep_stream(index, step.slots, x)
+            x = self._layer(index, rows, [model.layers[index] for model in models], x, step, on_layer)
+        x = x[self._tensor(whole.logit_rows)]
+        normed = over(wanted, [model.final_norm for model in models], lambda gain, own: self._norm(x[own], gain))
+        logits: Array = (
+            over(wanted, [model.head for model in models], lambda head, own: head(normed[own])).cpu().numpy()
+        )
         return logits
+
+    def _layer(
+        self,
+        index: int,
+        rows: Sequence[int],
+        layers: Sequence[Layer],
+        x: Tensor,
+        step: _Step,
+        on_layer: Callable[[int], None] | None,
+    ) -> Tensor:
+        """The residual stream, [tokens, hidden], before and after a layer; `rows`: how many go through each."""
+        heads = over(rows, layers, lambda layer, own: self._heads(layer, self._norm(x[own], layer.input_norm)))
+        attended = self._attention(index, heads, step, on_layer)
+
+        def rest(layer: Layer, own: slice) -> Tensor:
+            y = x[own] + layer.out(attended[own])
+            gate, up = layer.gate_up(self._norm(y, layer.post_norm)).chunk(2, dim=-1)
+            return y + layer.down(F.silu(gate) * up)
+
+        return over(rows, layers, rest)
 
     def _begin(self, batch: Batch, pool: KvPool) -> _Step:
         return _Step(
@@ -102,22 +141,27 @@ class Llama:
             pool=pool,
         )
 
-    def _attention(
-        self, index: int, layer: Layer, x: Tensor, step: _Step, on_layer: Callable[[int], None] | None
-    ) -> Tensor:
-        """x [tokens, hidden], normed -> what each head saw, [tokens, heads * head_dim]."""
+    def _heads(self, layer: Layer, x: Tensor) -> Tensor:
+        """x [tokens, hidden], normed -> q, k and v before their rotation, [tokens, heads + 2 * kv_heads, head_dim]."""
         config = self.config
-        heads = layer.qkv(x).view(len(x), -1, config.head_dim)  # [tokens, heads + 2 * kv_heads, head_dim]
+        heads = layer.qkv(x).view(len(x), -1, config.head_dim)
+        if layer.qk_norm is None:
+            return heads
         qk, v = torch.split(heads, [config.heads + config.kv_heads, config.kv_heads], dim=1)
-        if layer.qk_norm is not None:
-            qk = F.rms_norm(qk, (config.head_dim,), eps=config.rms_norm_eps) * layer.qk_norm
+        qk = F.rms_norm(qk, (config.head_dim,), eps=config.rms_norm_eps) * layer.qk_norm
+        return torch.cat((qk, v), dim=1)
+
+    def _attention(self, index: int, heads: Tensor, step: _Step, on_layer: Callable[[int], None] | None) -> Tensor:
+        """What each head saw, [tokens, heads * head_dim]."""
+        config = self.config
+        qk, v = torch.split(heads, [config.heads + config.kv_heads, config.kv_heads], dim=1)
         q, k = torch.split(step.rotation(qk), [config.heads, config.kv_heads], dim=1)
         step.pool.write(index, step.slots, k, v)
         if on_layer:
             on_layer(index)
         windowed = config.windowed_layers[index]
         seen = [attend(q[one.rows], index, one, step.pool, windowed=windowed) for one in step.sequences]
-        return torch.cat(seen).view(len(x), -1)
+        return torch.cat(seen).view(len(heads), -1)
 
     def _norm(self, x: Tensor, gain: Tensor) -> Tensor:
         return F.rms_norm(x, gain.shape, gain, self.config.rms_norm_eps)

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from pdbus.caching.cache_folder import CacheFolder
 from pdbus.errors import InvalidRequest
-from pdbus.kv.format import PAGE_TOKENS, KvDtype, PageFormat
+from pdbus.kv.format import NO_STREAMS, PAGE_TOKENS, KvDtype, PageFormat, StreamFormat
 from pdbus.messages.common import Digest
 from pdbus.model.backend import Backend, Builder, Model
 from pdbus.model.config import ModelConfig
@@ -41,9 +41,12 @@ class NativeBackend(Backend):
         kv_dtype: KvDtype,
         folder: CacheFolder | None = None,
         weight_bytes: int | None = None,
+        *,
+        layer_groups: int = 1,
     ) -> None:
         """`folder`: where packed layers are kept. `weight_bytes`: memory for weights, of a model that is read from
         there as it computes."""
+        self.layer_groups = layer_groups
         self.compute_class = compute_class(_SCHEMES[precision], kv_dtype)
         self._engine, self._scheme, self._kv_dtype = engine, _SCHEMES[precision], kv_dtype
         self._shelf = Shelf(folder, self._scheme) if folder else None
@@ -73,8 +76,8 @@ class NativeBackend(Backend):
     def page_format(self, config: ModelConfig) -> PageFormat:
         return PageFormat(config.layers, config.kv_heads, config.head_dim, PAGE_TOKENS, self._kv_dtype, "kv3")
 
-    def pool(self, page_format: PageFormat, pages: int) -> NativePool:
-        return NativePool(page_format, pages)
+    def pool(self, page_format: PageFormat, pages: int, streams: StreamFormat = NO_STREAMS) -> NativePool:
+        return NativePool(page_format, pages, streams)
 
     def close(self) -> None:
         self._engine.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from ctypes import pointer
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -10,11 +11,11 @@ import numpy as np
 
 from pdbus.kv.format import PAGE_TOKENS, KvDtype, PageFormat
 from pdbus.messages.common import Digest
-from pdbus.model.batch import Batch
+from pdbus.model.batch import Batch, check_streams
 from pdbus.model.config import ModelConfig
 from pdbus.model.native_pool import NativePool
 from pdbus.model.rotate import inner_block
-from pdbus.native.library import BatchStruct, LayerStruct, ModelStruct, NativeEngine, address
+from pdbus.native.library import BatchStruct, LayerStruct, ModelStruct, NativeEngine, PartStruct, address
 from pdbus.native.pack import PackedLinear
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -62,6 +63,10 @@ class NativeLlama:
         return PageFormat(config.layers, config.kv_heads, config.head_dim, PAGE_TOKENS, kv_dtype, "kv3")
 
     @property
+    def kind(self) -> Hashable:
+        return self.config, self.precision, id(self.engine)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of weights."""
         linears = [linear for one in self.layers for linear in (one.qkv, one.out, one.gate_up, one.down)]
@@ -73,12 +78,18 @@ class NativeLlama:
         pool: NativePool,
         on_layer: Callable[[int], None] | None = None,
         greedy: Array | None = None,
+        *,
+        beside: Sequence[tuple[NativeLlama, Batch]] = (),
     ) -> Array:
-        """Computes one step; returns fp32 logits [len(batch.logit_rows), vocab]. As Llama.forward; besides, `greedy`
+        """Computes one step; returns fp32 logits [len(batch.logit_rows), vocab]. As Model.forward; besides, `greedy`
         int32 [len(batch.logit_rows)] is filled with the best token of each row."""
-        logits: Array = np.empty((len(batch.logit_rows), self.config.vocab_size), np.float32)
-        arrays = BatchArrays(batch, self.config.vocab_size, pool.pages)
-        self.engine.forward(self._struct, pool.struct, arrays.struct, logits, greedy, on_layer)
+        parts = ((self, batch), *beside)
+        whole = Batch.joined([one for _, one in parts])
+        logits: Array = np.empty((len(whole.logit_rows), self.config.vocab_size), np.float32)
+        check_streams(whole, pool)
+        arrays = BatchArrays(whole, self.config.vocab_size, pool.pages)
+        structs = [PartStruct(pointer(model._struct), len(one.tokens), len(one.logit_rows)) for model, one in parts]
+        self.engine.forward(structs, pool.struct, arrays.struct, logits, greedy, on_layer)
         return logits
 
     def described(self, embedding: Array) -> ModelStruct:
@@ -123,5 +134,9 @@ class BatchArrays:
             raise ValueError(f"a page id is outside the pool of {pool_pages}")
         self._arrays = tuple(np.array(part, np.int32) for part in (batch.tokens, pieces, pages, batch.logit_rows))
         self.struct = BatchStruct(
-            len(batch.tokens), len(pieces), len(batch.logit_rows), 0, *(address(array) for array in self._arrays)
+            len(batch.tokens),
+            len(pieces),
+            len(batch.logit_rows),
+            batch.first_layer,
+            *(address(array) for array in self._arrays),
         )

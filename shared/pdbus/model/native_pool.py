@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pdbus.kv.codec import Buffer, read_rows, write_rows
-from pdbus.kv.format import PAGE_TOKENS, KvDtype, PageFormat
+from pdbus.kv.format import NO_STREAMS, PAGE_TOKENS, KvDtype, PageFormat, StreamFormat
 from pdbus.model.hadamard import rotate
 from pdbus.native.library import KvKind, PoolStruct
 
@@ -22,13 +22,18 @@ _NUMPY: dict[KvDtype, str] = {"fp32": "<f4", "fp16": "<f2", "int8": "i1"}
 class NativePool:
     """One array of bytes, [layers, pages, layer_bytes]; memory is taken as pages are written."""
 
-    def __init__(self, page_format: PageFormat, pages: int) -> None:
+    def __init__(self, page_format: PageFormat, pages: int, streams: StreamFormat = NO_STREAMS) -> None:
         if page_format.layout != "kv3":
             raise ValueError(f"the native engine can't compute from pages of {page_format}")
-        self.format, self.pages = page_format, pages
+        self.format, self.pages, self.streams = page_format, pages, streams
         self.bytes: Array = np.empty((page_format.layers, pages, page_format.layer_bytes), np.uint8)
         pointers = (ctypes.c_void_p * page_format.layers)(*(layer.ctypes.data for layer in self.bytes))
-        self.struct = PoolStruct(_KINDS[page_format.dtype], pages, page_format.layer_bytes, pointers)
+        self._kept: Array = np.empty((len(streams.layers), pages, PAGE_TOKENS * streams.hidden), np.float32)
+        kept = (ctypes.c_void_p * len(streams.layers))(*(one.ctypes.data for one in self._kept))
+        at = (ctypes.c_int32 * len(streams.layers))(*streams.layers)
+        self.struct = PoolStruct(
+            _KINDS[page_format.dtype], pages, page_format.layer_bytes, pointers, len(streams.layers), 0, at, kept
+        )
 
     def read_bytes(self, layers: slice, page_ids: Sequence[int]) -> memoryview:
         """Page after page, each layer after layer. A copy."""
@@ -37,6 +42,14 @@ class NativePool:
     def write_bytes(self, layers: slice, page_ids: Sequence[int], body: Buffer) -> None:
         """The reverse of `read_bytes`; the size must fit."""
         write_rows(self.bytes, layers, page_ids, body)
+
+    def copy_below(self, layer: int, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Makes the `targets` what the `sources` are below this layer."""
+        for pages in self.bytes[:layer]:
+            pages[list(targets)] = pages[list(sources)]
+        for at, kept in zip(self.streams.layers, self._kept, strict=True):
+            if at <= layer:
+                kept[list(targets)] = kept[list(sources)]
 
     def layer(self, layer: int) -> Array:
         """The layer's storage itself, bytes [pages, layer_bytes]."""

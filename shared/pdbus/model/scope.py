@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pdbus.kv.format import PageFormat
 from pdbus.kv.prefix import LayerGroup, PrefixScope
-from pdbus.kv.roots import kv_relevant_root
+from pdbus.kv.roots import kv_relevant_root, stream_root
 from pdbus.messages.common import Digest
 from pdbus.model.config import ModelConfig
 
@@ -22,3 +22,14 @@ def prefix_scope(
     group = LayerGroup(0, config.layers - 1)
     settings = dataclasses.asdict(config)
     return PrefixScope(kv_relevant_root(tensors, group), group, settings, compute_class, page_format, salt=b"")
+
+
+def stream_scopes(
+    scope: PrefixScope, tensors: Mapping[str, Digest], layers: Sequence[int]
+) -> tuple[tuple[int, PrefixScope], ...]:
+    """For each of these layers the scope of all below it: K and V, and the residual stream that enters the layer.
+
+    `scope`: the version's. Pages with equal keys differ at most from this layer on."""
+    return tuple(
+        (at, dataclasses.replace(scope, kv_root=stream_root(tensors, at), group=LayerGroup(0, at - 1))) for at in layers
+    )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from pdbus.caching.cache_folder import CacheFolder
-from pdbus.kv.format import PAGE_TOKENS, KvDtype, PageFormat
+from pdbus.kv.format import NO_STREAMS, PAGE_TOKENS, KvDtype, PageFormat, StreamFormat
 from pdbus.kv.pool import KvPool
 from pdbus.messages.common import Digest
 from pdbus.model.backend import Backend, Builder, Model
@@ -31,9 +31,12 @@ class TorchBackend(Backend):
         threads: int,
         folder: CacheFolder | None = None,
         weight_bytes: int | None = None,
+        *,
+        layer_groups: int = 1,
     ) -> None:
         """`threads`: of the whole process, since torch knows no other. `weight_bytes`: memory for weights, of a model
         that is read from `folder` as it computes."""
+        self.layer_groups = layer_groups
         torch.set_num_threads(threads)
         self.compute_class = compute_class(device, kv_dtype)
         self._device, self._kv_dtype = device, kv_dtype
@@ -58,8 +61,8 @@ class TorchBackend(Backend):
     def page_format(self, config: ModelConfig) -> PageFormat:
         return PageFormat(config.layers, config.kv_heads, config.head_dim, PAGE_TOKENS, self._kv_dtype, "kv1")
 
-    def pool(self, page_format: PageFormat, pages: int) -> KvPool:
-        return KvPool(page_format, pages, self._device)
+    def pool(self, page_format: PageFormat, pages: int, streams: StreamFormat = NO_STREAMS) -> KvPool:
+        return KvPool(page_format, pages, self._device, streams)
 
     def close(self) -> None:
         """It holds nothing."""

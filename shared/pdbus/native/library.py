@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 from pathlib import Path
@@ -78,7 +78,16 @@ class ModelStruct(Structure):
 
 
 class PoolStruct(Structure):
-    _fields_ = (("type", c_int32), ("pages", c_int32), ("page_bytes", c_int64), ("layers", POINTER(c_void_p)))
+    _fields_ = (
+        ("type", c_int32),
+        ("pages", c_int32),
+        ("page_bytes", c_int64),
+        ("layers", POINTER(c_void_p)),
+        ("stream_count", c_int32),
+        ("reserved", c_int32),
+        ("stream_layers", POINTER(c_int32)),
+        ("streams", POINTER(c_void_p)),
+    )
 
 
 class BatchStruct(Structure):
@@ -86,12 +95,16 @@ class BatchStruct(Structure):
         ("tokens", c_int32),
         ("sequences", c_int32),
         ("logit_rows", c_int32),
-        ("reserved", c_int32),
+        ("first_layer", c_int32),
         ("token_ids", c_void_p),
         ("sequence", c_void_p),
         ("page_ids", c_void_p),
         ("logit_row", c_void_p),
     )
+
+
+class PartStruct(Structure):
+    _fields_ = (("model", POINTER(ModelStruct)), ("rows", c_int32), ("logit_rows", c_int32))
 
 
 OnLayer = ctypes.CFUNCTYPE(c_int32, c_int32)
@@ -154,7 +167,7 @@ class NativeEngine:
 
     def forward(
         self,
-        model: ModelStruct,
+        parts: Sequence[PartStruct],
         pool: PoolStruct,
         batch: BatchStruct,
         logits: Array,
@@ -162,6 +175,8 @@ class NativeEngine:
         on_layer: Callable[[int], None] | None = None,
     ) -> None:
         """One step; releases the GIL. logits fp32 [logit rows, vocabulary]; greedy int32 [logit rows].
+
+        `parts`: the versions that it is of, in the order of their rows; all of the same shapes and settings.
 
         What `on_layer` raises ends the step in its middle, and is raised here."""
         failures: list[BaseException] = []
@@ -177,7 +192,8 @@ class NativeEngine:
         callback = OnLayer(guarded) if on_layer else OnLayer()
         code = self._library.pd_forward(
             self._handle,
-            ctypes.byref(model),
+            (PartStruct * len(parts))(*parts),
+            len(parts),
             ctypes.byref(pool),
             ctypes.byref(batch),
             callback,
@@ -229,7 +245,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.pd_engine_destroy.argtypes = (c_void_p,)
     library.pd_engine_destroy.restype = None
     library.pd_forward.argtypes = (
-        c_void_p, POINTER(ModelStruct), POINTER(PoolStruct), POINTER(BatchStruct), OnLayer, c_void_p, c_void_p,
+        c_void_p, POINTER(PartStruct), c_int32, POINTER(PoolStruct), POINTER(BatchStruct), OnLayer, c_void_p, c_void_p,
     )  # fmt: skip
     library.pd_head.argtypes = (c_void_p, POINTER(ModelStruct), POINTER(LinearStruct), c_int32, c_void_p, c_int32)
     library.pd_linear.argtypes = (c_void_p, POINTER(LinearStruct), c_void_p, c_int32, c_void_p)

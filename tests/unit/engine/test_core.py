@@ -31,7 +31,12 @@ class Model:
         self.logits[token] = 1.0
         self.on_pass = on_pass
 
-    def forward(self, batch: Batch, pool: Any, on_layer: Callable[[int], None] | None) -> np.ndarray:
+    @property
+    def kind(self) -> int:
+        return id(self)
+
+    def forward(self, batch: Batch, pool: Any, on_layer: Callable[[int], None] | None, beside: Any = ()) -> np.ndarray:
+        assert not beside
         told = on_layer or (lambda layer: None)
         told(0)
         self.on_pass()

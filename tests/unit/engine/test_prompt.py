@@ -27,7 +27,7 @@ TOKENS = 43  # ten full pages
 class Model:
     """Always the same next token."""
 
-    def forward(self, batch: Any, pool: Any, on_layer: Any) -> np.ndarray:
+    def forward(self, batch: Any, pool: Any, on_layer: Any, beside: Any = ()) -> np.ndarray:
         return np.eye(1, 20, 9, dtype=np.float32).repeat(len(batch.logit_rows), 0)
 
 
@@ -48,7 +48,7 @@ class Reader:
 
     async def read(self, first: int, ended: Any = None) -> Prompt:
         version: Any = SimpleNamespace(
-            config=SimpleNamespace(max_positions=1000), model=Model(), scope=SCOPE, salted=lambda salt: SCOPE
+            config=SimpleNamespace(max_positions=1000), model=Model(), scope=SCOPE, lower=(), salted=lambda salt: SCOPE
         )
         asked = ticket([first] * TOKENS, 1)
         self.prompt = Prompt(self.core, self.tier, asked, version, Deadline.after(30), handoff=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,6 +59,15 @@ def test_versions_are_computed_in_passes_of_their_own() -> None:
         plan.add(sequence(plan.pages, [1, 2], root=root))
     turn = step(plan)
     assert [[chunk.sequence.ticket.root for chunk in group] for group in turn.groups] == [[b"a", b"a"], [b"b"]]
+
+
+def test_versions_of_one_kind_share_a_pass_in_which_each_has_its_place() -> None:
+    plan, model = scheduler(), SimpleNamespace(kind="one")
+    for root, own in ((b"a", model), (b"b", None), (b"c", model), (b"a", model)):
+        plan.add(sequence(plan.pages, [1, 2], root=root, model=own))
+    turn = step(plan)
+    roots = [[chunk.sequence.ticket.root for chunk in group] for group in turn.groups]
+    assert roots == [[b"a", b"a", b"c"], [b"b"]]
 
 
 def test_a_prefix_that_is_being_computed_is_waited_for_and_shared() -> None:

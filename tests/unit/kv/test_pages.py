@@ -20,6 +20,11 @@ def chain(root: bytes, branch: int, length: int) -> tuple[PageKey, ...]:
     )
 
 
+def lower(key: PageKey) -> PageKey:
+    """Of what the page is below some layer, which all roots have in common."""
+    return PageKey(b"lower" + key.digest[len(key.kv_root) :], key.tokens, b"lower")
+
+
 def filled(table: PageTable, keys: tuple[PageKey, ...]) -> PageHold:
     """A hold that computed and published all pages of `keys`."""
     hold = table.hold()
@@ -75,9 +80,19 @@ class Sequences(RuleBasedStateMachine):
                 self.content[page] = key
             elif self.content[page] != key:
                 return
-            published = self.table.publish(page, key)
+            published = self.table.publish(page, key, [lower(key)])
             assert key in self.table
             assert published or self.table.matching([key]) == 1
+
+    @rule(root=st.sampled_from(ROOTS), branch=st.integers(0, 2), length=st.integers(0, 6))
+    def copy_lower(self, root: bytes, branch: int, length: int) -> None:
+        keys = [lower(key) for key in chain(root, branch, length)]
+        findable = self.table.matching_lower(keys)
+        with self.table.hold() as sources:
+            assert sources.match_lower(keys) == findable
+            found = [self.content[page] for page in sources.pages]
+            assert [key and lower(key) for key in found] == keys[:findable], "the same below the layer"
+            self.table.check([sources, *(hold for hold, _ in self.living)])
 
     @rule(sequence=consumes(holds))
     def end(self, sequence: tuple[PageHold, tuple[PageKey, ...]]) -> None:
@@ -154,6 +169,25 @@ def test_a_hit_is_compared_with_its_tokens() -> None:
     forged = PageKey(key.digest, (9, 9), key.kv_root)
     assert forged not in table
     assert table.hold().match([forged]) == 0
+
+
+def test_what_a_page_is_below_a_layer_is_found_under_any_root_as_long_as_the_page_is() -> None:
+    table = PageTable(3)
+    (old,), (new,) = chain(b"root a", 0, 1), chain(b"root b", 0, 1)
+    with table.hold() as first, table.hold() as second:
+        for hold, key in ((first, old), (second, new)):
+            table.publish(hold.allocate(1)[0], key, [lower(key)])
+        kept = second.pages
+    for dropped, pages in ((old, kept), (new, ())):
+        table.drop([dropped.digest])
+        with table.hold() as sources:
+            sources.match_lower([lower(new)])
+            assert sources.pages == pages
+        table.check(())
+    other = PageKey(lower(old).digest, (9, 9), b"lower")
+    with table.hold() as first:
+        table.publish(first.allocate(1)[0], old, [lower(old)])
+        assert (table.matching_lower([lower(old)]), table.matching_lower([other])) == (1, 0)
 
 
 def test_two_that_computed_the_same_page_keep_one_findable() -> None:

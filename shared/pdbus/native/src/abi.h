@@ -46,6 +46,10 @@ struct PdPool {
     int32_t type, pages;
     int64_t page_bytes;     // of one page in one layer
     void* const* layers;    // per layer: [pages, page_bytes]
+    // The residual stream as it enters some layers: [pages, 16, hidden] for each of these.
+    int32_t stream_count, reserved;
+    const int32_t* stream_layers;
+    float* const* streams;
 };
 
 struct PdSequence {
@@ -53,11 +57,19 @@ struct PdSequence {
 };
 
 struct PdBatch {
-    int32_t tokens, sequences, logit_rows, reserved;
+    int32_t tokens, sequences, logit_rows;
+    int32_t first_layer;  // above 0: what enters it is in the pages, and so are K and V of those below
     const int32_t* token_ids;
     const PdSequence* sequence;
     const int32_t* page_ids;
     const int32_t* logit_row;
+};
+
+// The rows of a batch, and the logits, that are of one version: those after the part before it. All versions of a step
+// have the same shapes and settings.
+struct PdPart {
+    const PdModel* model;
+    int32_t rows, logit_rows;
 };
 
 // Told when a layer's K and V are stored. Other than 0: the step is left at once.
