@@ -15,12 +15,13 @@ from pdbus.bus.jetstream import JetStream, StreamState
 from pdbus.bus.nats import NatsTransport
 from pdbus.bus.work import Job, take
 from pdbus.context import Deadline, new_id
-from pdbus.errors import Conflict, Unavailable
+from pdbus.errors import Conflict, Forbidden, Unavailable
 from pdbus.subjects import ANY, CHANGELOG, DELETES, INVALIDATED, Log, ToEvent, Work
 
 Q = TypeVar("Q")
 
 APPEND_S = 10.0
+ENSURE_S = 60.0
 RETRY_S = 0.1
 
 
@@ -38,9 +39,18 @@ class Logs:
             await follower.aclose()
 
     async def ensure(self) -> None:
-        """Creates the streams, or brings existing ones to what is written here. Every service may call it."""
+        """Creates the streams, or brings existing ones to what is written here. Every service may call it: those that
+        are not permitted to (permissions.py) wait for one that is. Raises Forbidden when none came in `ENSURE_S`."""
+        deadline = Deadline.after(ENSURE_S)
         for config in stream_configs():
-            await self._js.ensure_stream(config)
+            while True:
+                try:
+                    await self._js.ensure_stream(config)
+                    break
+                except Forbidden:
+                    if deadline.remaining_s < RETRY_S:
+                        raise
+                await asyncio.sleep(RETRY_S)
 
     async def append(
         self,
