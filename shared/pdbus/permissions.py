@@ -84,7 +84,7 @@ GRANTS: Final[Mapping[str, Grant]] = {
     "cache": Grant(
         serves=(s.CACHE_GET, s.CACHE_PUT, s.CACHE_DELETE, s.CACHE_SCAN),
         sends=(*_PRESENT, s.TRANSFER),
-        hears=_RECEIVES,
+        hears=(*_PRESENT, *_RECEIVES),  # presence: for its own health check
         follows=(s.INVALIDATED,),
     ),
     "param_server": Grant(

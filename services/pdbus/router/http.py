@@ -199,10 +199,10 @@ def _identified(identities: Identities) -> Middleware:
     """Who asks is known before anything of the request's body is read, for every page but the open ones."""
 
     @web.middleware
-    async def identified(http: web.Request, handler: Handler) -> web.StreamResponse:
-        if http.path not in OPEN_PAGES:
-            http[IDENTITY] = identities.of(bearer_of(http))
-        return await handler(http)
+    async def identified(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in OPEN_PAGES:
+            request[IDENTITY] = identities.of(bearer_of(request))
+        return await handler(request)
 
     return identified
 

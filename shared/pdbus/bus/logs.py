@@ -15,7 +15,7 @@ from pdbus.bus.jetstream import JetStream, StreamState
 from pdbus.bus.nats import NatsTransport
 from pdbus.bus.work import Job, take
 from pdbus.context import Deadline, new_id
-from pdbus.errors import Conflict, Forbidden, Unavailable
+from pdbus.errors import Conflict, Forbidden, NotFound, Unavailable
 from pdbus.subjects import ANY, CHANGELOG, DELETES, INVALIDATED, Log, ToEvent, Work
 
 Q = TypeVar("Q")
@@ -43,14 +43,20 @@ class Logs:
         are not permitted to (permissions.py) wait for one that is. Raises Forbidden when none came in `ENSURE_S`."""
         deadline = Deadline.after(ENSURE_S)
         for config in stream_configs():
-            while True:
-                try:
-                    await self._js.ensure_stream(config)
-                    break
-                except Forbidden:
-                    if deadline.remaining_s < RETRY_S:
-                        raise
-                await asyncio.sleep(RETRY_S)
+            try:
+                await self._js.ensure_stream(config)
+            except Forbidden as refused:
+                await self._appears(str(config.name), refused, deadline)
+
+    async def _appears(self, stream: str, refused: Forbidden, deadline: Deadline) -> None:
+        while True:
+            try:
+                await self._js.state(stream)
+                return
+            except (NotFound, Unavailable):
+                if deadline.remaining_s < RETRY_S:
+                    raise refused from None
+            await asyncio.sleep(RETRY_S)
 
     async def append(
         self,

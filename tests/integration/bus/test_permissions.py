@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -24,35 +22,18 @@ from pdbus.messages.workers import Invalidated
 from pdbus.nats_access import NatsAccess
 from pdbus.permissions import GRANTS, SOURCE
 from pdbus.stack.nats_accounts import seed_path, write_accounts
-from pdbus.stack.nats_server import embedded_nats
 from pdbus.subjects import ANY, CHANGELOG, DELETES, EMBED, INFER, INVALIDATED, PRESENCE, WEIGHTS_STAGE
 from tests.support.cards import card
+from tests.support.secure import SecureNats, secure_nats
 from tests.support.until import until
 
 ABORT = LogEntry(abort=Abort("tx", "somebody"))
 KINDS = [kind for kind in GRANTS if kind != SOURCE]
 
 
-@dataclass
-class Server:
-    url: str
-    keys: Path
-
-    def access(self, user: str) -> NatsAccess:
-        return NatsAccess(seed=seed_path(self.keys, user))
-
-    @asynccontextmanager
-    async def bus(self, user: str) -> AsyncIterator[Bus]:
-        async with connect(self.url, name=user, access=self.access(user)) as bus:
-            yield bus
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
-    folder = tmp_path_factory.mktemp("secure")
-    write_accounts(folder / "keys", ["shop", "crm"])
-    async with embedded_nats(folder / "nats", keys=folder / "keys") as running:
-        made = Server(running.url, folder / "keys")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SecureNats]:
+    async with secure_nats(tmp_path_factory.mktemp("secure"), ["shop", "crm"]) as made:
         async with made.bus("operator") as bus:
             await bus.logs.ensure()
         yield made
@@ -72,7 +53,7 @@ def ctx() -> RequestContext:
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_nobody_without_a_key_comes_in(server: Server, tmp_path: Path) -> None:
+async def test_nobody_without_a_key_comes_in(server: SecureNats, tmp_path: Path) -> None:
     write_accounts(tmp_path)  # of another installation
     for access in (NatsAccess(), NatsAccess(seed=seed_path(tmp_path, "operator"))):
         with pytest.raises(Unauthorized):
@@ -80,7 +61,7 @@ async def test_nobody_without_a_key_comes_in(server: Server, tmp_path: Path) -> 
                 pass
 
 
-async def test_a_file_that_is_no_key_is_told_at_once_and_never_shown(server: Server, tmp_path: Path) -> None:
+async def test_a_file_that_is_no_key_is_told_at_once_and_never_shown(server: SecureNats, tmp_path: Path) -> None:
     seed = tmp_path / "key"
     seed.write_text("SUASECRETSECRET")
     for path in (seed, tmp_path / "none"):
@@ -90,7 +71,7 @@ async def test_a_file_that_is_no_key_is_told_at_once_and_never_shown(server: Ser
         assert "SECRET" not in str(told.value)
 
 
-async def test_a_caller_is_answered_in_its_own_inbox(server: Server) -> None:
+async def test_a_caller_is_answered_in_its_own_inbox(server: SecureNats) -> None:
     async def infer(message: InferRequest, ctx: RequestContext) -> AsyncIterator[InferReply]:
         for number in range(5):
             yield InferReply({"n": number})
@@ -108,7 +89,7 @@ async def test_a_caller_is_answered_in_its_own_inbox(server: Server) -> None:
             assert (await client.call(EMBED(model="m"), EmbedRequest(("x",)), ctx())).dimensions == 1
 
 
-async def test_a_caller_that_leaves_is_noticed(server: Server) -> None:
+async def test_a_caller_that_leaves_is_noticed(server: SecureNats) -> None:
     """It may answer the frames that it gets with "nobody reads this", and only those."""
     ended = asyncio.Event()
 
@@ -132,13 +113,13 @@ async def test_a_caller_that_leaves_is_noticed(server: Server) -> None:
     "pd.v1.tokens.*", "pd.v1.tokens.>", "pd.v1.>", ">", "_INBOX.>", "_INBOX.*.>", "pd.v1.infer.*", "pd.v1.presence.*.*",
     "pd.v1.changelog.*", "pd.v1.bulk.*.*", "pd.v1.kv.*.*.*", "$JS.>", "$SRV.PING", "$SYS.>",
 ])  # fmt: skip
-async def test_a_caller_can_listen_to_nothing_but_its_answers(server: Server, subject: str) -> None:
+async def test_a_caller_can_listen_to_nothing_but_its_answers(server: SecureNats, subject: str) -> None:
     async with server.bus("client") as client:
         with pytest.raises(Forbidden):
             await client.transport.subscribe(subject, lambda raw: None)
 
 
-async def test_no_kind_reads_the_inbox_of_another(server: Server) -> None:
+async def test_no_kind_reads_the_inbox_of_another(server: SecureNats) -> None:
     users = [*KINDS, "client-shop", "client-crm"]
     inboxes = {user: server.access(user).inbox() for user in users}
     assert len(set(inboxes.values())) == len(users)
@@ -151,7 +132,7 @@ async def test_no_kind_reads_the_inbox_of_another(server: Server) -> None:
                     await bus.transport.subscribe(f"{inbox}.>", lambda raw: None)
 
 
-async def test_only_who_must_can_commit_or_stage(server: Server) -> None:
+async def test_only_who_must_can_commit_or_stage(server: SecureNats) -> None:
     for kind in KINDS:
         async with server.bus(kind) as bus:
             may = kind in ("param_server", "operator")
@@ -165,7 +146,7 @@ async def test_only_who_must_can_commit_or_stage(server: Server) -> None:
                 await bus.call(WEIGHTS_STAGE(model="m", server="p"), stage, ctx())
 
 
-async def test_only_the_invalidator_and_operators_delete(server: Server) -> None:
+async def test_only_the_invalidator_and_operators_delete(server: SecureNats) -> None:
     entry = Invalidated("m", "delete_name", name="x")
     for kind in KINDS:
         async with server.bus(kind) as bus:
@@ -176,7 +157,7 @@ async def test_only_the_invalidator_and_operators_delete(server: Server) -> None
                     await bus.logs.append(INVALIDATED(), entry)
 
 
-async def test_a_caller_reads_no_log_and_touches_no_stream(server: Server) -> None:
+async def test_a_caller_reads_no_log_and_touches_no_stream(server: SecureNats) -> None:
     async with server.bus("client") as bus:
         with pytest.raises(Forbidden):
             await bus.logs.last_seq(CHANGELOG(model="m"))
@@ -187,7 +168,7 @@ async def test_a_caller_reads_no_log_and_touches_no_stream(server: Server) -> No
                 await js_api(bus, verb)
 
 
-async def test_no_kind_deletes_a_stream(server: Server) -> None:
+async def test_no_kind_deletes_a_stream(server: SecureNats) -> None:
     for kind in KINDS:
         async with server.bus(kind) as bus:
             for verb in (
@@ -199,7 +180,7 @@ async def test_no_kind_deletes_a_stream(server: Server) -> None:
                     await js_api(bus, verb)
 
 
-async def test_a_worker_tells_of_no_other_kind(server: Server) -> None:
+async def test_a_worker_tells_of_no_other_kind(server: SecureNats) -> None:
     """A card of a router would have every worker cancel that router's work."""
     seen: list[str] = []
     async with server.bus("operator") as listener, server.bus("decode") as decode:
@@ -210,7 +191,7 @@ async def test_a_worker_tells_of_no_other_kind(server: Server) -> None:
         assert seen == ["decode"]
 
 
-async def test_the_work_queue_is_the_invalidators(server: Server) -> None:
+async def test_the_work_queue_is_the_invalidators(server: SecureNats) -> None:
     due = DueDelete("m", b"r" * 32, 1, False, 1)
     for kind in KINDS:
         async with server.bus(kind) as bus:
@@ -228,9 +209,7 @@ async def test_the_work_queue_is_the_invalidators(server: Server) -> None:
 
 
 async def test_a_service_that_may_not_make_streams_waits_until_they_are_there(tmp_path: Path) -> None:
-    write_accounts(tmp_path / "keys")
-    async with embedded_nats(tmp_path / "nats", keys=tmp_path / "keys") as running:
-        server = Server(running.url, tmp_path / "keys")
+    async with secure_nats(tmp_path) as server:
         async with server.bus("decode") as decode, server.bus("param_server") as param_server:
             waiting = asyncio.create_task(decode.logs.ensure())
             await asyncio.sleep(0)
@@ -241,7 +220,7 @@ async def test_a_service_that_may_not_make_streams_waits_until_they_are_there(tm
                 await waiting
 
 
-async def test_a_request_whose_answer_would_go_elsewhere_is_not_served(server: Server) -> None:
+async def test_a_request_whose_answer_would_go_elsewhere_is_not_served(server: SecureNats) -> None:
     """Else a caller could have a router publish in its place: here, tokens of nobody's answer."""
     asked: list[EmbedRequest] = []
 
