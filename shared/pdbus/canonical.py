@@ -12,6 +12,7 @@ differ, 1 and "1" and 1.0 differ, and an absent field (None) differs from every 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import math
 import struct
 from collections.abc import Mapping, Sequence
@@ -52,6 +53,11 @@ def encode(value: Value) -> bytes:
 def digest(value: Value) -> bytes:
     """SHA-256 over the canonical bytes of `value`."""
     return hashlib.sha256(encode(value)).digest()
+
+
+def salted_digest(salt: bytes, content: bytes) -> bytes:
+    """HMAC-SHA256: a key that nobody can make, or check a guess by, who does not have the salt."""
+    return hmac.digest(salt, content, hashlib.sha256)
 
 
 def content_digest(content: bytes | bytearray | memoryview) -> bytes:

@@ -72,6 +72,8 @@ class RequestContext:
     deadline: Deadline
     request_id: str = field(default_factory=new_id)
     tenant: str = "anonymous"
+    api_key: str | None = field(default=None, repr=False)
+    """Only from a caller to a router, which takes it off: between services the tenant counts."""
 
     @classmethod
     def after(cls, seconds: float) -> RequestContext:

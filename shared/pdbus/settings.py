@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 from pdbus.context import new_id
 from pdbus.errors import InvalidRequest
+from pdbus.nats_access import NatsAccess
 
 T = TypeVar("T", bound="Settings")
 
@@ -32,6 +33,15 @@ class Settings:
     """What every service needs."""
 
     nats_url: str = field(default="nats://127.0.0.1:4222", metadata={"env": "NATS_URL"})
+    nats_seed: Path | None = None
+    """A file with this process's NKey seed (`pdbus keys nats` makes one for each kind). Absent: the server is open."""
+    nats_creds: Path | None = None
+    """A NATS credentials file (JWT and seed) instead, where the server has an operator of its own."""
+    nats_ca: Path | None = None
+    """Certificates that must have signed the server's: the connection then is by TLS or not at all."""
+    nats_cert: Path | None = None
+    """This process's certificate, where the server wants one; with `nats_key`."""
+    nats_key: Path | None = None
     model: str = "smollm2-135m-instruct"
     """The model's name on the bus and in HTTP requests."""
     id: str = field(default_factory=lambda: f"{_token(platform.node())}-{new_id()[:8]}")
@@ -56,6 +66,17 @@ class Settings:
             raise SettingsError(f"PDBUS_ID must be 1 to 64 characters of A-Z a-z 0-9 _ -, not {self.id!r}")
         if not self.model or len(self.model) > 128:
             raise SettingsError("PDBUS_MODEL must be a name of 1 to 128 characters")
+        if self.nats_seed is not None and self.nats_creds is not None:
+            raise SettingsError("PDBUS_NATS_SEED and PDBUS_NATS_CREDS are two ways of the same: set one")
+        if (self.nats_cert is None) != (self.nats_key is None):
+            raise SettingsError("PDBUS_NATS_CERT and PDBUS_NATS_KEY go together")
+
+    @property
+    def nats_access(self) -> NatsAccess:
+        """How this process shows NATS who it is."""
+        return NatsAccess(
+            seed=self.nats_seed, creds=self.nats_creds, ca=self.nats_ca, cert=self.nats_cert, key=self.nats_key
+        )
 
 
 def load(cls: type[T], environ: Mapping[str, str] | None = None, over: Mapping[str, str] | None = None) -> T:

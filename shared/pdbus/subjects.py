@@ -62,13 +62,14 @@ class Subject:
     template: str
 
     @cached_property
-    def _wanted(self) -> set[str]:
+    def wanted(self) -> set[str]:
+        """Names of its tokens."""
         return {key for _, key, _, _ in string.Formatter().parse(self.template) if key}
 
     def name(self, **tokens: str) -> str:
         """The concrete subject. ANY stays a wildcard; a missing or unknown token is a programming error (TypeError)."""
-        if self._wanted != tokens.keys():
-            raise TypeError(f"{self.template} takes the tokens {sorted(self._wanted)}, not {sorted(tokens)}")
+        if self.wanted != tokens.keys():
+            raise TypeError(f"{self.template} takes the tokens {sorted(self.wanted)}, not {sorted(tokens)}")
         return self.template.format_map({k: v if v == ANY else encode_token(v) for k, v in tokens.items()})
 
     def tokens(self, name: str) -> dict[str, str] | None:

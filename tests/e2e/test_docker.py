@@ -7,6 +7,7 @@ part in serving.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import urllib.error
 import urllib.request
@@ -46,6 +47,7 @@ def compose(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
         return done.stdout
 
     run("build", "router")
+    run("run", "--rm", "--user", f"{os.getuid()}:{os.getgid()}", "keys")
     yield run
     run("down", "--volumes", "--timeout", "25")
 

@@ -32,6 +32,10 @@ class FaultyTransport:
         return self.inner.max_payload
 
     @property
+    def inbox_prefix(self) -> str:
+        return self.inner.inbox_prefix
+
+    @property
     def connected(self) -> bool:
         return self.inner.connected
 
@@ -72,3 +76,6 @@ class FaultyTransport:
 
     def on_lost(self, callback: Callable[[], None]) -> None:
         self.inner.on_lost(callback)
+
+    def on_refused(self, callback: Callable[[str], None]) -> None:
+        self.inner.on_refused(callback)

@@ -16,8 +16,10 @@ from pdbus.router.encoder_version import EncoderVersion
 from pdbus.router.encoders import EmbeddingSource, Encoders, Ids
 from pdbus.router.features import FeatureCache
 from pdbus.router.frontend import Caller, named_session
+from pdbus.router.identity import Identities
 from pdbus.router.metrics import RouterMetrics
 from pdbus.router.models import Models
+from pdbus.router.quotas import Quotas
 from pdbus.telemetry import Phase
 
 _SHORT_CHARS = 2000
@@ -47,7 +49,11 @@ class Embeddings:
         admission: Admission,
         executor: Executor,
         metrics: RouterMetrics,
+        identities: Identities,
+        quotas: Quotas,
     ) -> None:
+        self._identities = identities
+        self._quotas = quotas
         self._models = models
         self._encoders = encoders
         self._features = features
@@ -63,6 +69,7 @@ class Embeddings:
         self._models.resolve(request.ref)
         pieces = -(-len(request.inputs) // MOST_TEXTS)
         async with AsyncExitStack() as stack:
+            spending = stack.enter_context(self._quotas.hold(caller.identity, pieces))
             with self._metrics.span(Phase.QUEUE):
                 await stack.enter_async_context(self._admission.slot(pieces, ctx.deadline))
             root = self._models.resolve(self._ref(request, caller))  # again: it may have moved in the meantime
@@ -71,6 +78,7 @@ class Embeddings:
             with self._metrics.span("tokenize") as span:
                 texts = await self._tokens(request, version)
                 tokens = sum(map(len, texts))
+                spending.tokens(tokens)
                 span.set_attribute("gen_ai.usage.input_tokens", tokens)
             source = await self._source(version, caller)
             with self._metrics.span("features") as span:
@@ -88,7 +96,12 @@ class Embeddings:
     async def _source(self, version: EncoderVersion, caller: Caller) -> EmbeddingSource:
         compute_class = await self._encoders.compute_class(version.root, caller.ctx.deadline)
         return EmbeddingSource(
-            self._encoders, caller.ctx.tenant, version.root, compute_class, version.config.hidden_size
+            self._encoders,
+            caller.ctx.tenant,
+            self._identities.salt(caller.ctx.tenant),
+            version.root,
+            compute_class,
+            version.config.hidden_size,
         )
 
     async def _tokens(self, request: EmbeddingRequest, version: EncoderVersion) -> list[Ids]:

@@ -159,13 +159,16 @@ class EmbeddingSource:
 
     encoders: Encoders
     tenant: str
+    salt: bytes
     root: Digest
     compute_class: str
     dimensions: int
     kind: str = "encoder"
 
     def key(self, item: Ids) -> FeatureKey:
-        return embedding_key(tenant=self.tenant, root=self.root, compute_class=self.compute_class, ids=item)
+        return embedding_key(
+            tenant=self.tenant, salt=self.salt, root=self.root, compute_class=self.compute_class, ids=item
+        )
 
     def valid(self, value: bytes) -> bool:
         return len(value) == 4 * self.dimensions

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pdbus.bus.bus import Bus
 from pdbus.caching.feature_key import FeatureKey, named_key, source_root
@@ -21,6 +22,8 @@ from pdbus.messages.features import LONGEST_KEY, MOST_KEYS, FeaturesReply, Featu
 from pdbus.router.cache_control import CacheControl
 from pdbus.router.feature_source import Feature
 from pdbus.router.features import FeatureCache
+from pdbus.router.identity import Identities
+from pdbus.router.quotas import Quotas
 from pdbus.subjects import FEATURE_SOURCE, To
 
 CONFIRMED_WITHIN_S = 5.0
@@ -88,15 +91,21 @@ class SubjectSource:
 class FeaturesHandler:
     """The handler of the FEATURES subject. `source`: None where the settings name none."""
 
-    def __init__(self, source: SubjectSource | None, features: FeatureCache) -> None:
+    def __init__(
+        self, source: SubjectSource | None, features: FeatureCache, identities: Identities, quotas: Quotas
+    ) -> None:
         self._source, self._features = source, features
+        self._identities, self._quotas = identities, quotas
 
     async def __call__(self, message: FeaturesRequest, ctx: RequestContext) -> FeaturesReply:
+        identity = self._identities.of(ctx.api_key)
         if self._source is None:
             raise NotFound("no feature service is set here (PDBUS_FEATURE_SUBJECT)")
         if len(message.keys) > MOST_KEYS:
             raise TooLarge(f"at most {MOST_KEYS} keys in one request", param="keys")
         if any(not 1 <= len(key) <= LONGEST_KEY for key in message.keys):
             raise InvalidRequest(f"a key has 1 to {LONGEST_KEY} characters", param="keys")
-        found = await self._features.get(self._source, message.keys, ctx, CacheControl.parse(message.cache_control))
+        own, cache = replace(ctx, tenant=identity.tenant, api_key=None), CacheControl.parse(message.cache_control)
+        with self._quotas.hold(identity, 1):
+            found = await self._features.get(self._source, message.keys, own, cache)
         return FeaturesReply(found.version, found.values, found.hits)

@@ -20,11 +20,13 @@ from pdbus.router.answer import Answer
 from pdbus.router.cache_control import CacheControl
 from pdbus.router.generation import Generation
 from pdbus.router.idempotency import IdempotencyTable, seed_of
+from pdbus.router.identity import OPEN, Identities, Identity
 from pdbus.router.metrics import RouterMetrics
 from pdbus.router.models import Models
 from pdbus.router.openai_schema import GenerateRequest
 from pdbus.router.output import ChoiceOutput
 from pdbus.router.prompts import Encoded, encode_prompts, most_tokens
+from pdbus.router.quotas import Quotas
 from pdbus.router.results import NEUTRAL, Results, key_of
 from pdbus.router.tokens import TokenHub
 from pdbus.router.version import Version
@@ -41,6 +43,8 @@ class Caller:
     idempotency_key: str | None = None
     session: str | None = None
     """What the caller says that this request belongs to: it is served by one version while canaries run."""
+    identity: Identity = OPEN
+    """Whose the context's tenant is, and what the key that proved it may do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,11 @@ class Frontend:
         admission: Admission,
         executor: Executor,
         metrics: RouterMetrics,
+        identities: Identities,
+        quotas: Quotas,
     ) -> None:
+        self._identities = identities
+        self._quotas = quotas
         self.models = models
         self.admission = admission
         self.metrics = metrics
@@ -94,13 +102,14 @@ class Frontend:
         deadline.check("the request was taken")
         self.models.check_name(request.model)
         self.models.resolve(request.ref)
+        choices = request.n * max(len(request.prompts), 1)
         async with AsyncExitStack() as stack:
+            spending = stack.enter_context(self._quotas.hold(caller.identity, choices))
             with self.metrics.span(Phase.QUEUE):
                 if caller.idempotency_key is not None:
                     await stack.enter_async_context(
                         self._idempotency.hold(caller.ctx.tenant, caller.idempotency_key, _body(request), deadline)
                     )
-                choices = request.n * max(len(request.prompts), 1)
                 await stack.enter_async_context(self.admission.slot(choices, deadline))
             # again: the ref may have moved while the request waited
             ref = self.models.ref_for(request.ref, session_of(request, caller))
@@ -110,6 +119,8 @@ class Frontend:
                 recorder.put("admit", request=caller.ctx.request_id, root=root, ref=self.models.named(ref))
             answer, plan = await self._prepare(request, caller, root)
             served.answer = answer
+            spending.tokens(sum(len(prompt.ids) for prompt in plan.prompts))
+            stack.callback(lambda: spending.tokens(answer.completion_tokens))
             await stack.enter_async_context(answer)
             yield answer
             if recorder := self._bus.recorder:
@@ -155,6 +166,7 @@ class Frontend:
             key = key_of(
                 request,
                 tenant=caller.ctx.tenant,
+                salt=self._identities.salt(caller.ctx.tenant),
                 root=root,
                 compute_class=kind.compute_class,
                 tokens=[prompt.ids for prompt in prompts],
@@ -198,7 +210,7 @@ class Frontend:
             model=self.models.model,
             root=plan.version.root,
             tenant=ctx.tenant,
-            salt=tenant_salt(ctx.tenant),
+            salt=self._identities.salt(ctx.tenant),
             prompt=prompt.ids,
             delivered=(),
             sampling=request.sampling,
@@ -224,11 +236,6 @@ def named_session(caller: Caller, user: str | None) -> bytes | None:
     """By the caller's word, or the user. None where nobody says what the request belongs to."""
     named = caller.session or user
     return None if named is None else digest(["session", caller.ctx.tenant, named])
-
-
-def tenant_salt(tenant: str) -> bytes:
-    """The tenant's part of every prefix key: one tenant's pages are never another's."""
-    return digest(["pdbus tenant salt", tenant])
 
 
 def _body(request: GenerateRequest) -> bytes:

@@ -5,23 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from opentelemetry.trace import SpanKind
 
 from pdbus.context import Deadline
+from pdbus.errors import InvalidRequest
 from pdbus.router.answer import Answer
 from pdbus.router.frontend import Frontend
 from pdbus.router.http_body import read_body
-from pdbus.router.http_caller import caller_of, trace_of
+from pdbus.router.http_caller import IDENTITY, bearer_of, caller_of, trace_of
 from pdbus.router.http_errors import ErrorBody, ErrorDetail, describe, headers_of
 from pdbus.router.http_events import events
-from pdbus.router.http_pages import Pages
+from pdbus.router.http_pages import OPEN_PAGES, Pages
+from pdbus.router.identity import Identities
 from pdbus.router.observe import Observed, observed
 from pdbus.router.openai_schema import Endpoint, parse_json
+from pdbus.router.settings import RouterSettings
 from pdbus.router.telling import whole
 
 log = logging.getLogger(__name__)
@@ -48,10 +54,10 @@ class _EventStream(web.StreamResponse):
 class HttpServer:
     """Listens once made by `serve_http`."""
 
-    def __init__(self, site: web.SockSite, host: str, port: int) -> None:
+    def __init__(self, site: web.SockSite, scheme: str, host: str, port: int) -> None:
         self._site = site
         named = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104
-        self.url = f"http://{named}:{port}"
+        self.url = f"{scheme}://{named}:{port}"
         """Where others reach it."""
 
     async def stop_listening(self) -> None:
@@ -61,10 +67,11 @@ class HttpServer:
 
 @asynccontextmanager
 async def serve_http(
-    frontend: Frontend, embeddings: Handler, pages: Pages, host: str, port: int, most_body: int
+    frontend: Frontend, embeddings: Handler, pages: Pages, identities: Identities, settings: RouterSettings
 ) -> AsyncIterator[HttpServer]:
-    """Raises OSError where the address can't be had."""
-    app = web.Application(client_max_size=most_body, middlewares=[_errors])
+    """Raises OSError where the address can't be had, InvalidRequest for a certificate that can't be used."""
+    host, port, tls = settings.http_host, settings.http_port, _tls(settings.http_cert, settings.http_key)
+    app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_errors, _identified(identities)])
     app.add_routes(
         [
             web.post("/v1/chat/completions", _generate(frontend, "chat.completions")),
@@ -85,11 +92,23 @@ async def serve_http(
     await runner.setup()
     try:
         listening = _listen(host, port)
-        site = web.SockSite(runner, listening, backlog=1024)
+        site = web.SockSite(runner, listening, backlog=1024, ssl_context=tls)
         await site.start()
-        yield HttpServer(site, host, listening.getsockname()[1])
+        yield HttpServer(site, "https" if tls else "http", host, listening.getsockname()[1])
     finally:
         await runner.cleanup()
+
+
+def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    if cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(cert, key)
+    except (OSError, ValueError) as error:  # SSLError is an OSError
+        raise InvalidRequest(f"PDBUS_HTTP_CERT or PDBUS_HTTP_KEY can't be used: {error}") from None
+    return context
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -174,6 +193,18 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         if status == 500:
             log.exception("%s %s failed", request.method, request.path)
         return _error(status, body, headers_of(error))
+
+
+def _identified(identities: Identities) -> Middleware:
+    """Who asks is known before anything of the request's body is read, for every page but the open ones."""
+
+    @web.middleware
+    async def identified(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in OPEN_PAGES:
+            request[IDENTITY] = identities.of(bearer_of(request))
+        return await handler(request)
+
+    return identified
 
 
 def _http_reason(http: web.Request, error: web.HTTPException) -> str:

@@ -9,11 +9,14 @@ from opentelemetry import propagate
 from opentelemetry.context import Context
 
 from pdbus.context import Deadline, RequestContext
-from pdbus.errors import InvalidRequest
+from pdbus.errors import InvalidRequest, Unauthorized
 from pdbus.router.cache_control import CacheControl
 from pdbus.router.frontend import Caller
+from pdbus.router.identity import Identity
 
 DEFAULT_TIMEOUT_S = 120.0
+IDENTITY = web.RequestKey("identity", Identity)
+"""Set before any handler runs (http.py)."""
 
 
 def caller_of(http: web.Request, asked_s: float | None) -> Caller:
@@ -31,7 +34,19 @@ def caller_of(http: web.Request, asked_s: float | None) -> Caller:
     if session is not None and not _is_text(session):
         raise InvalidRequest("X-Session-Id must be UTF-8", param="X-Session-Id")
     cache = CacheControl.parse(http.headers.get("Cache-Control", ""))
-    return Caller(RequestContext(Deadline.after(timeout_s)), cache, key, session)
+    identity: Identity = http[IDENTITY]
+    return Caller(RequestContext(Deadline.after(timeout_s), tenant=identity.tenant), cache, key, session, identity)
+
+
+def bearer_of(http: web.Request) -> str | None:
+    """The API key that the request shows, if any. Raises Unauthorized for another kind of proof."""
+    header = http.headers.get("Authorization")
+    if header is None:
+        return None
+    kind, _, token = header.partition(" ")
+    if kind.lower() != "bearer":
+        raise Unauthorized("the header Authorization must say 'Bearer ' and an API key")
+    return token.strip()
 
 
 def trace_of(http: web.Request) -> Context:

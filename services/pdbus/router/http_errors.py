@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from msgspec import Struct
 
 from pdbus import errors
@@ -51,8 +53,10 @@ def headers_of(error: BaseException) -> dict[str, str]:
     """Whether to try again, as OpenAI's clients read it, and when."""
     if not isinstance(error, PdbusError):
         return {}
+    if isinstance(error, errors.Unauthorized):
+        return {"x-should-retry": "false", "WWW-Authenticate": "Bearer"}
     # Statuses alone would make them repeat a request that ran out of its own time.
     headers = {"x-should-retry": "true" if error.retryable else "false"}
     if error.retryable:
-        headers["Retry-After"] = str(max(1, round(error.retry_after_s or 1)))
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s or 1)))
     return headers

@@ -14,6 +14,10 @@ from pdbus.router.openai_reply import Health, ModelCard, ModelList
 from pdbus.router.openapi import document
 from pdbus.telemetry import PROMETHEUS_CONTENT_TYPE, prometheus_text
 
+OPEN_PAGES = frozenset({"/healthz", "/readyz", "/health", "/metrics", "/openapi.json"})
+"""Asked for by load balancers and collectors, which have no key: nothing of a tenant, a prompt or an answer is there.
+Metrics tell of load by model; who must not see that is kept from the port, as everybody is by default (loopback)."""
+
 
 class Pages:
     """`why_not_ready` returns "" while requests can be served, else the reason."""

@@ -12,6 +12,7 @@ from pdbus.context import RequestContext, new_id
 from pdbus.messages.router import InferReply, InferRequest
 from pdbus.router.cache_control import CacheControl
 from pdbus.router.frontend import Caller, Frontend
+from pdbus.router.identity import Identities
 from pdbus.router.observe import observed
 from pdbus.router.openai_schema import parse_builtins
 from pdbus.router.telling import chunks, whole
@@ -20,14 +21,16 @@ from pdbus.router.telling import chunks, whole
 class Infer:
     """The handler of the INFER subject."""
 
-    def __init__(self, frontend: Frontend) -> None:
-        self._frontend = frontend
+    def __init__(self, frontend: Frontend, identities: Identities) -> None:
+        self._frontend, self._identities = frontend, identities
 
     async def __call__(self, message: InferRequest, ctx: RequestContext) -> AsyncIterator[InferReply]:
         """One reply for each chunk of a streamed answer, or one with all of it. Closing it cancels the request."""
+        identity = self._identities.of(ctx.api_key)
         request = parse_builtins(message.endpoint, message.body)
         within = ctx if request.timeout_s is None else ctx.within(request.timeout_s)
-        caller = Caller(replace(within, request_id=new_id()), CacheControl(), message.idempotency_key)
+        own = replace(within, request_id=new_id(), tenant=identity.tenant, api_key=None)
+        caller = Caller(own, CacheControl(), message.idempotency_key, identity=identity)
         with observed(request, self._frontend.metrics, SpanKind.INTERNAL) as seen:
             async with self._frontend.answer(request, caller) as answer:
                 if request.stream:

@@ -100,13 +100,15 @@ def key_of(
     request: GenerateRequest,
     *,
     tenant: str,
+    salt: bytes,
     root: Digest,
     compute_class: str,
     tokens: Sequence[Sequence[int]],
     limits: Sequence[int],
     seed: int | None,
 ) -> ResultKey:
-    """`limits`: most tokens of the answer to each prompt. `seed`: the one in force; None for greedy requests without.
+    """`salt`: the tenant's (identity.py).
+    `limits`: most tokens of the answer to each prompt. `seed`: the one in force; None for greedy requests without.
 
     Raises TypeError for a field of the request that is neither joined, resolved nor neutral."""
     fields: dict[str, Value] = {
@@ -127,7 +129,7 @@ def key_of(
                 fields[JOINS[field.name]] = value
         elif field.name not in RESOLVED | NEUTRAL:
             raise TypeError(f"{field.name} neither joins the result key nor is it declared neutral")
-    return result_key(fields)
+    return result_key(fields, salt)
 
 
 class Results:

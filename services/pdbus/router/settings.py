@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from pdbus.settings import Settings, SettingsError
 
@@ -13,6 +14,11 @@ class RouterSettings(Settings):
     http_host: str = "127.0.0.1"
     http_port: int = 8000
     """0: any free one; the card's url tells."""
+    http_cert: Path | None = None
+    """A certificate chain: HTTP by TLS alone (1.2 and newer); with `http_key`. Absent: in the clear."""
+    http_key: Path | None = None
+    keys_file: Path | None = None
+    """API keys, made by `pdbus keys add`; reread when it changes. Absent: no key is asked for."""
     max_inflight: int = 256
     """Choices that run at once."""
     max_queued: int = 512
@@ -29,6 +35,8 @@ class RouterSettings(Settings):
         super().__post_init__()
         if not 0 <= self.http_port <= 65535:
             raise SettingsError("PDBUS_HTTP_PORT must be a port, or 0 for any")
+        if (self.http_cert is None) != (self.http_key is None):
+            raise SettingsError("PDBUS_HTTP_CERT and PDBUS_HTTP_KEY go together")
         if self.max_inflight < 1 or self.max_queued < 0 or self.max_body_bytes < 1024:
             raise SettingsError("PDBUS_MAX_INFLIGHT, PDBUS_MAX_QUEUED or PDBUS_MAX_BODY_BYTES is too small")
         if self.result_ttl_s <= 0 or self.feature_ttl_s <= 0:

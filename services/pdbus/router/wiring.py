@@ -26,10 +26,12 @@ from pdbus.router.frontend import Frontend
 from pdbus.router.http import HttpServer, serve_http
 from pdbus.router.http_embeddings import http_embeddings
 from pdbus.router.http_pages import Pages
+from pdbus.router.identity import Identities
 from pdbus.router.infer import Infer
 from pdbus.router.kv_follower import KvFollower
 from pdbus.router.metrics import RouterMetrics
 from pdbus.router.models import Follower, Models, Reader
+from pdbus.router.quotas import Quotas
 from pdbus.router.results import Results, Ring
 from pdbus.router.settings import RouterSettings
 from pdbus.router.tokens import TokenHub
@@ -84,13 +86,21 @@ async def router(
         stack.push_async_callback(cancels.close)  # before the hub, by which the answers come
         admission = Admission(settings.max_inflight, settings.max_queued)
         results = Results(ring, settings.result_ttl_s)
-        frontend = Frontend(bus, settings.id, models, hub, results, admission, executor, metrics)
+        identities, quotas = Identities(settings.keys_file), Quotas()
+        frontend = Frontend(bus, settings.id, models, hub, results, admission, executor, metrics, identities, quotas)
         features = await stack.enter_async_context(FeatureCache(entries, settings.feature_ttl_s))
         encoders = Encoders(bus, workers, settings.model, rng)
-        embeddings = Embeddings(models, encoders, features, admission, executor, metrics)
+        embeddings = Embeddings(models, encoders, features, admission, executor, metrics, identities, quotas)
         most = settings.max_inflight + settings.max_queued
-        infer = await bus.serve(INFER(model=settings.model), Infer(frontend), limit=most)
-        embed = await _serve_features(settings, bus, EmbedHandler(embeddings, metrics, settings.model), features)
+        infer = await bus.serve(INFER(model=settings.model), Infer(frontend, identities), limit=most)
+        embed = await _serve_features(
+            settings,
+            bus,
+            EmbedHandler(embeddings, metrics, settings.model, identities),
+            features,
+            identities,
+            quotas,
+        )
         refs = await bus.serve(REF_STATS(router=settings.id), metrics.refs.tell)
         for registration in (infer, *embed, refs):
             await stack.enter_async_context(registration)
@@ -100,23 +110,27 @@ async def router(
                 frontend,
                 http_embeddings(embeddings, metrics, executor),
                 pages,
-                settings.http_host,
-                settings.http_port,
-                settings.max_body_bytes,
+                identities,
+                settings,
             )
         )
         yield Router(frontend, hub, cancels, workers, index, http, infer, features, embed)
 
 
 async def _serve_features(
-    settings: RouterSettings, bus: Bus, embed: EmbedHandler, features: FeatureCache
+    settings: RouterSettings,
+    bus: Bus,
+    embed: EmbedHandler,
+    features: FeatureCache,
+    identities: Identities,
+    quotas: Quotas,
 ) -> tuple[Registration[Any, Any], ...]:
     """Embeddings, and the features of a caller's own service; to be ended by the caller."""
     model, most = settings.model, settings.max_inflight + settings.max_queued
     source = SubjectSource(bus, model, settings.feature_subject) if settings.feature_subject else None
     return (
         await bus.serve(EMBED(model=model), embed, limit=most),
-        await bus.serve(FEATURES(model=model), FeaturesHandler(source, features), limit=most),
+        await bus.serve(FEATURES(model=model), FeaturesHandler(source, features, identities, quotas), limit=most),
     )
 
 

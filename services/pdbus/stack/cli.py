@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pdbus.errors import PdbusError
 from pdbus.settings import load
+from pdbus.stack.keys_cli import add_keys
 from pdbus.stack.plan import FEW_CORES
 from pdbus.stack.settings import StackSettings
 from pdbus.stack.weights_cli import add_weights
@@ -69,6 +70,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"processes (default: 1; on up to {FEW_CORES} cores --colocated)",
     )
+    up.add_argument(
+        "--secure", action="store_true", help="NATS lets in only who has a key (DATA/keys), each for what it needs"
+    )
     for flag in ("decode", "param-servers", "cache-nodes", "routers"):
         kind = _count_or_none if flag == "cache-nodes" else _count
         up.add_argument(f"--{flag}", type=kind, default=1, metavar="N", help="processes (default: %(default)s)")
@@ -88,6 +92,9 @@ def parser() -> argparse.ArgumentParser:
     _data(status)
 
     for command in add_weights(commands, _target):
+        _data(command)
+
+    for command in add_keys(commands):
         _data(command)
 
     health = commands.add_parser("health", help="exit code 0 if a process on NATS_URL is ready (for containers)")
@@ -148,6 +155,7 @@ def _up(given: argparse.Namespace, settings: StackSettings) -> int:
         prefill=prefill,
         decode=given.decode,
         colocated=colocated,
+        secure=given.secure,
     )
     return up(options, given.data or settings.data, settings, Console())
 
@@ -171,7 +179,7 @@ def _chat(given: argparse.Namespace, settings: StackSettings) -> int:
 def _target(given: argparse.Namespace, settings: StackSettings) -> Target:
     from pdbus.stack.attach import find
 
-    return find(given.data or settings.data, settings.nats_url, settings.model)
+    return find(given.data or settings.data, settings)
 
 
 def _status(given: argparse.Namespace, settings: StackSettings) -> int:
@@ -183,4 +191,5 @@ def _status(given: argparse.Namespace, settings: StackSettings) -> int:
 def _health(given: argparse.Namespace, settings: StackSettings) -> int:
     from pdbus.stack.health import health
 
-    return health(settings.nats_url or "nats://127.0.0.1:4222", settings.model, given.service, given.id)
+    url = settings.nats_url or "nats://127.0.0.1:4222"
+    return health(url, settings.nats_access, settings.model, given.service, given.id)

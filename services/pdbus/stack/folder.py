@@ -5,6 +5,8 @@ run.json    what runs there now: for `status`, `chat` and people
 logs/       one log per process
 nats/       JetStream's files
 models/     blocks of param-servers
+keys/       NATS keys of `pdbus up --secure`
+keys.json   API keys, where `pdbus keys add` made some
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ class Run:
     """Of the first router's HTTP front; empty until it is known."""
     ready: bool = False
     """All processes were ready and the router served."""
+    secure: bool = False
+    """Its NATS server wants the keys of the folder."""
     pids: dict[str, int] = field(default_factory=dict)
     """By process name, the NATS server among them."""
 
@@ -57,6 +61,14 @@ class Folder:
     @property
     def nats(self) -> Path:
         return self.path / "nats"
+
+    @property
+    def nats_keys(self) -> Path:
+        return self.path / "keys"
+
+    @property
+    def keys_file(self) -> Path:
+        return self.path / "keys.json"
 
     def of_model(self, model: str) -> Path:
         """What a model's processes keep, a folder for each by its id."""

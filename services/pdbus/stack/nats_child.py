@@ -22,16 +22,18 @@ async def own_nats(
     inherited: Inherited,
     on_start: Callable[[int], None],
     on_death: Callable[[str], None],
+    keys: Path | None = None,
 ) -> AsyncIterator[str]:
     """Yields the URL, the same for as long as the scope lasts. Raises NatsServerError when the server can't be started.
 
-    `on_start` gets each process id, `on_death` is told when and how one ended unasked."""
+    `keys` as for `embedded_nats`. `on_start` gets each process id, `on_death` is told how one ended unasked."""
 
     def server(port: int) -> AbstractAsyncContextManager[EmbeddedNats]:
         return embedded_nats(
             data,
             executable=executable,
             port=port,
+            keys=keys,
             argv_prefix=(sys.executable, "-m", "pdbus.stack.tether", str(inherited.lifeline)),
             pass_fds=(inherited.lifeline, inherited.lock),
         )

@@ -20,6 +20,8 @@ import nats.errors
 import nats.js.errors
 
 from pdbus.errors import PdbusError
+from pdbus.nats_access import NatsAccess
+from pdbus.stack.nats_accounts import ACCOUNTS, seed_path
 
 OLDEST_VERSION = (2, 14)
 """The first whose configuration knows the feature flags used here."""
@@ -41,7 +43,7 @@ jetstream {{
 }}
 # Clients of today read positions out of the acknowledgement subjects of version 1.
 feature_flags {{ js_ack_fc_v2: false }}
-"""
+{accounts}"""
 
 
 class NatsServerError(PdbusError):
@@ -98,16 +100,18 @@ async def embedded_nats(
     *,
     executable: Path | None = None,
     port: int = -1,
+    keys: Path | None = None,
     argv_prefix: Sequence[str] = (),
     pass_fds: Sequence[int] = (),
 ) -> AsyncIterator[EmbeddedNats]:
     """A nats-server with JetStream whose files are all in `data_dir`; it is stopped when the scope ends.
 
-    `executable` as for `find_nats_server`; `port` -1 takes a free one. `argv_prefix` comes before the executable (a
+    `executable` as for `find_nats_server`; `port` -1 takes a free one. `keys`: a folder of nats_accounts.py, with
+    the only users that are let in; None: everybody may do everything. `argv_prefix` comes before the executable (a
     tether that ends it with its parent), and `pass_fds` stay open in the process.
     Raises NatsServerError when it does not start; the end of its log is in the message."""
     executable = find_nats_server(executable)
-    config, log_path, ports = _prepare(data_dir, port)
+    config, log_path, ports = _prepare(data_dir, port, keys)
     arguments = ["-c", str(config), "-l", str(log_path), "--ports_file_dir", str(ports)]
     process = await asyncio.create_subprocess_exec(
         *argv_prefix,
@@ -121,13 +125,13 @@ async def embedded_nats(
     )
     try:
         url = await _wait_for_url(process, ports, log_path)
-        await _check_jetstream(url, log_path)
+        await _check_jetstream(url, log_path, keys)
         yield EmbeddedNats(url, process)
     finally:
         await _stop(process)
 
 
-def _prepare(data_dir: Path, port: int) -> tuple[Path, Path, Path]:
+def _prepare(data_dir: Path, port: int, keys: Path | None) -> tuple[Path, Path, Path]:
     """Writes the configuration; returns it, the log's path, and the empty folder for the ports file."""
     data_dir.mkdir(parents=True, exist_ok=True)
     config, log_path, ports = data_dir / "nats.conf", data_dir / "nats.log", data_dir / "ports"
@@ -135,7 +139,8 @@ def _prepare(data_dir: Path, port: int) -> tuple[Path, Path, Path]:
     for stale in ports.iterdir():
         stale.unlink()
     store = json.dumps(str((data_dir / "store").resolve()))
-    config.write_text(CONFIGURATION.format(port=port, store=store))
+    accounts = "" if keys is None else f"include {json.dumps(os.path.relpath(keys / ACCOUNTS, data_dir))}\n"
+    config.write_text(CONFIGURATION.format(port=port, store=store, accounts=accounts))
     return config, log_path, ports
 
 
@@ -159,9 +164,10 @@ def _read_ports(folder: Path) -> list[str]:
         return []  # it is being written
 
 
-async def _check_jetstream(url: str, log_path: Path) -> None:
+async def _check_jetstream(url: str, log_path: Path, keys: Path | None) -> None:
+    options = {} if keys is None else NatsAccess(seed=seed_path(keys, "operator")).options()
     try:
-        client = await nats.connect(url, allow_reconnect=False, connect_timeout=5)
+        client = await nats.connect(url, allow_reconnect=False, connect_timeout=5, **options)
         try:
             await client.jetstream(timeout=5).account_info()
         finally:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pdbus.errors import InvalidRequest
 from pdbus.stack.folder import Folder
+from pdbus.stack.nats_accounts import seed_path
 
 STOP_ORDER = (("router", "invalidator"), ("prefill", "decode"), ("cache", "param_server"))
 """Who is stopped together: first those that others' work comes from, last those that it rests on."""
@@ -40,6 +41,8 @@ class Options:
     decode: int = 1
     colocated: bool = False
     """Decode workers read all prompts themselves, and there are no prefill workers."""
+    secure: bool = False
+    """The launcher's own NATS server lets in only who has a key of the data folder, for what its kind needs."""
     embeds: bool = False
     """The checkpoint is an encoder: there is nothing to decode, colocated or not."""
 
@@ -76,11 +79,14 @@ def processes(
             # numpy's and torch's BLAS make a thread per core in each process where nothing tells them otherwise.
             "OMP_NUM_THREADS": "1",
         }
+        if options.secure:
+            common["PDBUS_NATS_SEED"] = str(seed_path(folder.nats_keys, service))
         return ProcessPlan(service, id, {**common, **more})
 
     def router(number: int) -> ProcessPlan:
         port = options.port if number == 1 else 0
-        return plan("router", number, PDBUS_HTTP_HOST=options.host, PDBUS_HTTP_PORT=str(port))
+        keys = {"PDBUS_KEYS_FILE": str(folder.keys_file)} if folder.keys_file.exists() else {}
+        return plan("router", number, PDBUS_HTTP_HOST=options.host, PDBUS_HTTP_PORT=str(port), **keys)
 
     checkpoint = {"PDBUS_CHECKPOINT": options.checkpoint}
     engine = {

@@ -14,5 +14,7 @@ class StackSettings(Settings):
     """A running NATS server with JetStream to use; empty: the launcher brings its own."""
     nats_server_bin: Path | None = field(default=None, metadata={"env": "NATS_SERVER_BIN"})
     """The nats-server executable of the launcher's own server; absent: the one that is installed."""
+    keys_file: Path | None = None
+    """API keys of tenants, as `pdbus keys` writes them and routers read them; absent: keys.json of the data folder."""
     data: Path | None = None
     """The data folder; absent: the user's, as the operating system has it."""

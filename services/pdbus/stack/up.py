@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from pdbus.bus.bus import Bus, connect
-from pdbus.errors import Conflict
+from pdbus.errors import Conflict, InvalidRequest
 from pdbus.native.cores import ledger
+from pdbus.nats_access import NatsAccess
 from pdbus.runtime.cores import usable_cores
 from pdbus.runtime.first import first
 from pdbus.runtime.stop import Stop
@@ -29,6 +30,7 @@ from pdbus.stack.folder import Folder, Run, RunFile
 from pdbus.stack.inspect import look_at
 from pdbus.stack.launcher import Launcher, lifeline_pipe
 from pdbus.stack.membership import left_behind, retire
+from pdbus.stack.nats_accounts import seed_path, write_accounts
 from pdbus.stack.nats_child import own_nats
 from pdbus.stack.plan import Options, processes
 from pdbus.stack.settings import StackSettings
@@ -53,6 +55,8 @@ def check_port(host: str, port: int) -> None:
 def up(options: Options, data: Path | None, settings: StackSettings, console: Console) -> int:
     """Runs the stack until it is told to stop. Returns the exit code. Raises a PdbusError, with the reason, when it
     can't start; nothing is left running then."""
+    if options.secure and settings.nats_url:
+        raise InvalidRequest("--secure is of the launcher's own NATS server: leave NATS_URL unset, or --secure out")
     folder = Folder(data)
     with folder.lock() as lock, lifeline_pipe() as lifeline, ledger(usable_cores()) as cores:
         check_port(options.host, options.port)
@@ -67,10 +71,10 @@ async def _up(options: Options, folder: Folder, settings: StackSettings, inherit
             found = await look_at(options.checkpoint)
         options = replace(options, model=options.model or found.name, embeds=found.embeds)
         with View(console) as view:
-            run_file = RunFile(folder, Run(os.getpid(), options.model))
+            run_file = RunFile(folder, Run(os.getpid(), options.model, secure=options.secure))
             async with _nats(run_file, settings, inherited, view) as url:
                 run_file.update(nats_url=url)
-                await _serve(options, run_file, url, inherited, view, stop)
+                await _serve(options, run_file, url, _access(run_file, settings), inherited, view, stop)
     except asyncio.CancelledError:
         if not stop.requested.is_set():
             raise
@@ -93,18 +97,34 @@ async def _nats(run_file: RunFile, settings: StackSettings, inherited: Inherited
     def on_death(what: str) -> None:
         view.failed("nats", f"{what}; starting it again", [])
 
-    async with own_nats(run_file.folder.nats, settings.nats_server_bin, inherited, on_start, on_death) as url:
+    folder, keys = run_file.folder, None
+    if run_file.run.secure:
+        keys = folder.nats_keys
+        write_accounts(keys)
+    async with own_nats(folder.nats, settings.nats_server_bin, inherited, on_start, on_death, keys) as url:
         yield url
 
 
+def _access(run_file: RunFile, settings: StackSettings) -> NatsAccess:
+    if not run_file.run.secure:
+        return settings.nats_access
+    return NatsAccess(seed=seed_path(run_file.folder.nats_keys, "operator"))
+
+
 async def _serve(
-    options: Options, run_file: RunFile, nats_url: str, inherited: Inherited, view: View, stop: Stop
+    options: Options,
+    run_file: RunFile,
+    nats_url: str,
+    access: NatsAccess,
+    inherited: Inherited,
+    view: View,
+    stop: Stop,
 ) -> None:
     plans = processes(options, run_file.folder, nats_url, usable_cores(), inherited.cores_file)
     launcher = Launcher(run_file, plans, inherited, view)
     async with (
         launcher.running(stop.hurry),
-        connect(nats_url, name="pdbus up", wait_s=_CONNECT_S) as bus,
+        connect(nats_url, name="pdbus up", wait_s=_CONNECT_S, access=access) as bus,
         launcher.watching(bus),
     ):
         gone = left_behind(run_file.folder.of_model(options.model), {plan.id for plan in plans})

@@ -25,7 +25,7 @@ from pdbus.bus.bulk_receive import Incoming
 from pdbus.bus.bulk_send import Outgoing
 from pdbus.bus.codec import decode, encode
 from pdbus.bus.instruments import Instruments
-from pdbus.bus.transport import NO_RESPONDERS, STATUS, Raw, Subscription, Transport
+from pdbus.bus.transport import NO_RESPONDERS, STATUS, Callback, Raw, Subscription, Transport
 from pdbus.context import LONGEST_DEADLINE_S, Deadline, new_id
 from pdbus.errors import Cancelled, Conflict, Corrupt, InvalidRequest, NotFound, PdbusError, Unavailable, WireError
 from pdbus.messages.bulk import Credit
@@ -56,15 +56,13 @@ class BulkPort:
         self._ended: OrderedDict[str, int] = OrderedDict()
         self._slots = asyncio.Semaphore(MOST_INCOMING)
         self._subscriptions: list[Subscription] = []
+        self._receives, self._sends = asyncio.Lock(), asyncio.Lock()
+        self._listening: set[str] = set()
 
     @property
     def open_streams(self) -> int:
         """Both directions."""
         return len(self._incoming) + len(self._outgoing)
-
-    async def start(self) -> None:
-        await self.listen(TRANSFER.name(address=self.address, stream=ANY))
-        self._subscriptions.append(await self._transport.subscribe(self._reply, self._on_credit))
 
     async def stop(self) -> None:
         """Fails what is still open and ends the subscriptions."""
@@ -80,6 +78,7 @@ class BulkPort:
     @asynccontextmanager
     async def receive(self, deadline: Deadline | None = None) -> AsyncIterator[Incoming]:
         """A new stream to this port's address. Waits while MOST_INCOMING are open. Leaving early stops the sender."""
+        await self._listen_once(self._receives, TRANSFER.name(address=self.address, stream=ANY), self._on_frame)
         stream = new_id()
         subject = TRANSFER.name(address=self.address, stream=stream)
         async with self._receive(stream, subject, deadline) as incoming:
@@ -122,6 +121,7 @@ class BulkPort:
 
         Leaving cleanly waits until the receiver has taken everything; leaving by an exception tells the receiver, who
         raises it as its class. Raises as `Outgoing.item`."""
+        await self._listen_once(self._sends, self._reply, self._on_credit)
         number = next(self._numbers)
         outgoing = self._outgoing[str(number)] = Outgoing(self._transport, subject, self._reply, number, deadline)
         try:
@@ -132,6 +132,14 @@ class BulkPort:
             raise
         finally:
             del self._outgoing[str(number)]
+
+    async def _listen_once(self, turn: asyncio.Lock, subject: str, callback: Callback) -> None:
+        """Not before it is needed: processes that only ask are not permitted any of it."""
+        if subject not in self._listening:
+            async with turn:
+                if subject not in self._listening:
+                    self._subscriptions.append(await self._transport.subscribe(subject, callback))
+                    self._listening.add(subject)
 
     def _share(self) -> None:
         """Divides the budget among the open incoming streams."""

@@ -26,7 +26,8 @@ from pdbus.bus.serving import Handler, Registration, StreamHandler
 from pdbus.bus.streams import Replies
 from pdbus.bus.transport import Raw, Transport
 from pdbus.context import RequestContext, new_id
-from pdbus.errors import Corrupt, DeadlineExceeded, InvalidRequest, Unavailable
+from pdbus.errors import Corrupt, DeadlineExceeded, Forbidden, InvalidRequest, Unavailable
+from pdbus.nats_access import NatsAccess
 from pdbus.recording import Recorder
 from pdbus.subjects import To, ToEvent
 
@@ -50,10 +51,12 @@ class Bus:
         self._logs = Logs(control, self.instruments) if isinstance(control, NatsTransport) else None
         self._micro: Micro | None = None
         self._inbox = Inbox(control, self.incarnation)
-        self._waiting: set[asyncio.Future[Raw]] = set()
+        self._waiting: dict[asyncio.Future[Raw], str] = {}
+        """By the subject that was asked."""
         self._streams: set[Replies[Any]] = set()
         self._registrations: list[Registration[Any, Any] | EventRegistration[Any]] = []
         control.on_lost(self._on_lost)
+        control.on_refused(self._on_refused)
 
     @property
     def malformed(self) -> int:
@@ -69,7 +72,6 @@ class Bus:
 
     async def __aenter__(self) -> Bus:
         await self._inbox.start()
-        await self.bulk.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -118,7 +120,7 @@ class Bus:
 
         # A timer and no timeout scope: that takes eight times as long, and all that is waited for is one future.
         timer = loop.call_later(max(ctx.deadline.remaining_s, 0.0), late)
-        self._waiting.add(future)
+        self._waiting[future] = to.name
         try:
             with self._inbox.open(on_reply) as reply:
                 if not self.transport.connected:
@@ -127,7 +129,7 @@ class Bus:
                 return await future
         finally:
             timer.cancel()
-            self._waiting.discard(future)
+            self._waiting.pop(future, None)
             if future.done() and not future.cancelled():
                 future.exception()  # it may have failed while send() raised: that one was told
 
@@ -213,6 +215,15 @@ class Bus:
         for stream in self._streams:
             stream.fail(Unavailable("the connection to NATS broke in mid-stream"))
 
+    def _on_refused(self, subject: str) -> None:
+        """NATS dropped what was sent there: nobody will answer it. `subject` is in lower case."""
+        for future, asked in self._waiting.items():
+            if asked.lower() == subject and not future.done():
+                future.set_exception(Forbidden(f"NATS does not let this process publish to {asked}"))
+        for stream in self._streams:
+            if stream.name.lower() == subject:
+                stream.fail(Forbidden(f"NATS does not let this process publish to {stream.name}"))
+
 
 @asynccontextmanager
 async def memory_bus(broker: MemoryBroker) -> AsyncIterator[Bus]:
@@ -222,12 +233,17 @@ async def memory_bus(broker: MemoryBroker) -> AsyncIterator[Bus]:
 
 
 @asynccontextmanager
-async def connect(nats_url: str, *, name: str, wait_s: float = 10.0) -> AsyncIterator[Bus]:
+async def connect(
+    nats_url: str, *, name: str, wait_s: float = 10.0, access: NatsAccess | None = None
+) -> AsyncIterator[Bus]:
     """A bus on a real server: one connection for messages, one for bulk. `nats_url`: one or more, separated by commas.
 
-    `name` is what the server shows of this client. Raises Unavailable when no server is there within `wait_s`."""
+    `name` is what the server shows of this client; `access`: its key, and TLS (nats_access.py); None: an open server.
+    Raises Unavailable when no server is there within `wait_s`, Unauthorized when it refuses the key, and
+    InvalidRequest for a key that can't be used."""
+    access = access or NatsAccess()
     async with AsyncExitStack() as stack:
-        transports = [NatsTransport(nats_url, name), NatsTransport(nats_url, f"{name}-bulk")]
+        transports = [NatsTransport(nats_url, name, access), NatsTransport(nats_url, f"{name}-bulk", access)]
         for transport in transports:
             stack.push_async_callback(transport.close)
             await transport.start(wait_s)

@@ -16,6 +16,8 @@ from pdbus.subjects import decode_token, encode_token
 
 REQUEST_ID = "pd-id"
 TENANT = "pd-tenant"
+API_KEY = "pd-key"
+"""A caller's API key, for routers."""
 DEADLINE = "pd-deadline"
 """Wall-clock nanoseconds."""
 BUDGET = "pd-budget"
@@ -47,6 +49,8 @@ def request_headers(ctx: RequestContext, trace: Context | None = None) -> dict[s
     }
     if ctx.tenant != "anonymous":
         headers[TENANT] = encode_token(ctx.tenant)
+    if ctx.api_key is not None:
+        headers[API_KEY] = ctx.api_key
     propagate.inject(headers, trace)
     return headers
 
@@ -64,7 +68,7 @@ def read_context(headers: Mapping[str, str]) -> RequestContext:
     for header, name in ((TENANT, tenant), (REQUEST_ID, request_id)):
         if len(name) > LONGEST_NAME:
             raise InvalidRequest(f"longer than {LONGEST_NAME} characters", param=header)
-    return RequestContext(deadline, request_id, tenant)
+    return RequestContext(deadline, request_id, tenant, headers.get(API_KEY))
 
 
 def read_trace(headers: Mapping[str, str]) -> Context:

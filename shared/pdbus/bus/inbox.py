@@ -18,7 +18,7 @@ class Inbox:
 
     def __init__(self, transport: Transport, owner: str) -> None:
         self._transport = transport
-        self._prefix = f"_INBOX.{owner}."
+        self._prefix = f"{transport.inbox_prefix}.{owner}."
         self._tokens = itertools.count(1)
         self._open: dict[str, Receiver] = {}
         self._subscription: Subscription | None = None

@@ -52,14 +52,22 @@ class JetStream:
         self._transport = transport
 
     async def ensure_stream(self, config: StreamConfig) -> None:
-        """Creates the stream, or brings an existing one to `config`."""
+        """Creates the stream, or brings an existing one to `config`. Raises Forbidden where it is not there, or not so,
+        and this process may not make it."""
         async with self._context() as js:
             try:
-                await js.add_stream(config)
-            except nats.js.errors.APIError as error:
-                if error.err_code != _STREAM_EXISTS:
-                    raise
-                await js.update_stream(config)
+                there = (await js.stream_info(str(config.name))).config
+            except nats.js.errors.NotFoundError:
+                try:
+                    await js.add_stream(config)
+                    return
+                except nats.js.errors.APIError as error:
+                    if error.err_code != _STREAM_EXISTS:  # another process was quicker
+                        raise
+            else:
+                if all(getattr(there, name) == wanted for name, wanted in vars(config).items() if wanted is not None):
+                    return
+            await js.update_stream(config)
 
     async def ensure_consumer(self, stream: str, config: ConsumerConfig) -> str:
         """Returns its name, which the server gives to one without."""
@@ -157,7 +165,7 @@ class Puller:
     The server delivers a pulled message under its own subject, so nats-py's request() can't see it as the answer."""
 
     def __init__(self, transport: NatsTransport, subject: str) -> None:
-        self.inbox = f"_INBOX.{new_id()}"
+        self.inbox = f"{transport.inbox_prefix}.{new_id()}"
         self._transport = transport
         self._subject = subject
         self._came: asyncio.Queue[Raw] = asyncio.Queue()

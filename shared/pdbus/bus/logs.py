@@ -18,12 +18,13 @@ from pdbus.bus.tail import Tail, Take
 from pdbus.bus.work import Job, take
 from pdbus.canonical import content_digest
 from pdbus.context import Deadline, new_id
-from pdbus.errors import Conflict, InvalidRequest, Unavailable
+from pdbus.errors import Conflict, Forbidden, InvalidRequest, NotFound, Unavailable
 from pdbus.subjects import ANY, BRANCH, CHANGELOG, CHECKPOINTS, DELETES, INVALIDATED, ROWS, Log, ToEvent, Work
 
 Q = TypeVar("Q")
 
 APPEND_S = 10.0
+ENSURE_S = 60.0
 RETRY_S = 0.1
 BRANCH_ENTRIES = 32_768
 """Unsealed, of one branch; the next one is refused."""
@@ -45,9 +46,24 @@ class Logs:
             await follower.aclose()
 
     async def ensure(self) -> None:
-        """Creates the streams, or brings existing ones to what is written here. Every service may call it."""
+        """Creates the streams, or brings existing ones to what is written here. Every service may call it: those that
+        are not permitted to (permissions.py) wait for one that is. Raises Forbidden when none came in `ENSURE_S`."""
+        deadline = Deadline.after(ENSURE_S)
         for config in stream_configs():
-            await self._js.ensure_stream(config)
+            try:
+                await self._js.ensure_stream(config)
+            except Forbidden as refused:
+                await self._appears(str(config.name), refused, deadline)
+
+    async def _appears(self, stream: str, refused: Forbidden, deadline: Deadline) -> None:
+        while True:
+            try:
+                await self._js.state(stream)
+                return
+            except (NotFound, Unavailable):
+                if deadline.remaining_s < RETRY_S:
+                    raise refused from None
+            await asyncio.sleep(RETRY_S)
 
     async def append(
         self,

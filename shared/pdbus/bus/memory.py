@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pdbus.bus.transport import NO_HEADERS, NO_RESPONDERS, STATUS, Buffer, Callback, Raw
 from pdbus.errors import TooLarge
+from pdbus.nats_access import OPEN_INBOX
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class MemoryTransport:
     """One connection to a MemoryBroker."""
 
     connected = True
+    inbox_prefix = OPEN_INBOX
 
     def __init__(self, broker: MemoryBroker) -> None:
         self._broker = broker
@@ -100,3 +102,6 @@ class MemoryTransport:
 
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Memory does not break."""
+
+    def on_refused(self, callback: Callable[[str], None]) -> None:
+        """It refuses nothing."""

@@ -15,13 +15,15 @@ import nats.errors
 
 from pdbus.bus.nats_client import GuardedClient
 from pdbus.bus.transport import NO_HEADERS, Buffer, Callback
-from pdbus.errors import Unavailable
+from pdbus.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
+from pdbus.nats_access import NatsAccess
 from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
 LONGEST_BACKOFF_S = 1.0
 TELL_EVERY_S = 5.0
+_MOST_REFUSED = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +42,12 @@ class NatsSubscription:
 class NatsTransport:
     """One connection. Messages to and from it while it is down are lost, as between any two NATS clients."""
 
-    def __init__(self, url: str, name: str) -> None:
+    def __init__(self, url: str, name: str, access: NatsAccess) -> None:
+        self._access = access
+        self.inbox_prefix = access.inbox()
+        self._refused: set[str] = set()
+        """In lower case: what was asked for in vain since the last subscription began."""
+        self._refused_callbacks: list[Callable[[str], None]] = []
         self._urls = [part.strip() for part in url.split(",")]
         self._name = name
         self._client: GuardedClient | None = None
@@ -88,9 +95,13 @@ class NatsTransport:
         subscription = NatsSubscription(self, subject, callback, queue)
         self._subscriptions.add(subscription)
         if self.connected:  # else it is made with the connection
+            self._refused.discard(subject.lower())
             subscription.number = self.client.listen(subject, callback, queue)
             with contextlib.suppress(Unavailable):  # then it is made with the next connection
                 await self.barrier()
+            if subject.lower() in self._refused:
+                self._subscriptions.discard(subscription)
+                raise Forbidden(f"NATS does not let this process listen to {subject}")
         return subscription
 
     async def unsubscribe(self, subscription: NatsSubscription) -> None:
@@ -118,6 +129,15 @@ class NatsTransport:
     def on_lost(self, callback: Callable[[], None]) -> None:
         self._lost_callbacks.append(callback)
 
+    def on_refused(self, callback: Callable[[str], None]) -> None:
+        self._refused_callbacks.append(callback)
+
+    def _on_refused(self, subject: str) -> None:
+        if len(self._refused) < _MOST_REFUSED:
+            self._refused.add(subject)
+        for callback in self._refused_callbacks:
+            callback(subject)
+
     def _on_lost(self, error: Exception) -> None:
         self._why = error
         self._connected.clear()
@@ -140,14 +160,18 @@ class NatsTransport:
         """`until`: monotonic time at which to give up (Unavailable); None: never."""
         backoff_s, told_at = 0.05, time.monotonic()
         while True:
-            client = GuardedClient(self._on_lost)
+            client = GuardedClient(self._on_lost, self._on_refused)
             try:
-                await client.dial(self._urls, self._name)
+                await client.dial(self._urls, self._name, self._access.options())
                 if client.alive:
                     break
                 raise ConnectionResetError("NATS closed the connection at once")
-            except (OSError, nats.errors.Error, TimeoutError) as error:
+            except (OSError, nats.errors.Error, TimeoutError, InvalidRequest) as error:
                 now = time.monotonic()
+                if until is not None and isinstance(error, InvalidRequest):
+                    raise
+                if until is not None and "authorization" in str(error).lower():
+                    raise Unauthorized(f"NATS at {self._shown} does not know this process's key") from None
                 if until is not None and now + backoff_s > until:
                     raise Unavailable(f"NATS can't be reached at {self._shown}: {error}") from None
                 if now - told_at > TELL_EVERY_S:
@@ -155,6 +179,7 @@ class NatsTransport:
                     told_at = now
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+        self._refused.clear()
         for subscription in self._subscriptions:
             subscription.number = client.listen(subscription.subject, subscription.callback, subscription.queue)
         self._client = client

@@ -16,12 +16,15 @@ a slow callback drops new messages           | callbacks are plain functions cal
 bodies sent are copied two to four times     | header line, body parts and line end are written separately
 bodies that come are copied five times       | the socket is read straight into a large one (nats_inbound.py)
 a raising error callback ends the read loop  | ours only logs
+a refused request runs into its timeout      | whoever waits for the answer is told `forbidden` at once
+TLS is only used where the server wants it   | where this side wants it, a server without it is refused
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from secrets import token_hex
@@ -34,7 +37,7 @@ import nats.errors
 from pdbus.bus.nats_inbound import Inbound, Work
 from pdbus.bus.nats_wire import Outbox, publish, read_headers
 from pdbus.bus.transport import NO_HEADERS, Buffer, Callback, Raw
-from pdbus.errors import Unavailable
+from pdbus.errors import Forbidden, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -42,21 +45,29 @@ PING_EVERY_S = 1.0
 SILENT_PINGS = 3
 BARRIER_S = 10.0
 READ_BYTES = 1 << 20
+_QUOTED = re.compile(r'"([^" ]+)')
 
 
 class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is untyped
     """One connection's life. `on_lost` is called once when it ends without `shut()`."""
 
-    def __init__(self, on_lost: Callable[[Exception], None]) -> None:
+    def __init__(self, on_lost: Callable[[Exception], None], on_refused: Callable[[str], None]) -> None:
         super().__init__()
         self._on_lost = on_lost
+        self._on_refused = on_refused
+        self._asked: dict[str, str] = {}
+        """Subjects of nats-py's requests in flight, by token."""
+        self._secure = False
         self._over = False
         self._callbacks: dict[int, Callback] = {}
         self._out = Outbox(lambda: self._transport._io_writer)
         self._inbound: Inbound | None = None
 
-    async def dial(self, servers: Sequence[str], name: str) -> None:
-        """Connects to any of `servers`, each tried twice. Raises OSError or nats.errors.Error."""
+    async def dial(self, servers: Sequence[str], name: str, options: Mapping[str, Any]) -> None:
+        """Connects to any of `servers`, each tried twice; `options`: of NatsAccess.
+
+        Raises OSError or nats.errors.Error."""
+        self._secure = "tls" in options
         try:
             await self.connect(
                 servers=list(servers),
@@ -66,6 +77,7 @@ class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is
                 reconnect_time_wait=0.1,
                 connect_timeout=2,
                 error_cb=_note,
+                **options,
             )
         except BaseException:
             self._over = True
@@ -127,7 +139,7 @@ class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is
             await self._init_request_sub()
         token = (self._nuid.next() + token_hex(2).encode()).decode()
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._resp_map[token] = answered
+        self._resp_map[token], self._asked[token] = answered, subject
         try:
             await self.publish(subject, payload, reply=self._resp_sub_prefix.decode() + token, headers=headers)
             async with asyncio.timeout(timeout):
@@ -136,6 +148,7 @@ class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is
             raise nats.errors.TimeoutError from None
         finally:
             self._resp_map.pop(token, None)
+            self._asked.pop(token, None)
 
     # The end ---------------------------------------------------------------------------------------------------------
 
@@ -183,6 +196,12 @@ class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is
         self._transport = nats.aio.transport.TcpTransport()
         await self._transport.connect(s.uri, buffer_size=READ_BYTES, connect_timeout=self.options["connect_timeout"])
 
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if self._secure and initial_connection and not info.get("tls_required"):
+            # nats-py would go on in the clear, and whoever stands in between could have brought that about
+            raise nats.errors.Error("TLS was asked for, and the server does not require it")
+        await super()._process_info(info, initial_connection)
+
     async def _read_loop(self) -> None:
         error, transport = None, self._transport._io_writer.transport
         try:
@@ -228,8 +247,19 @@ class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is
     async def _process_err(self, err_msg: str) -> None:
         if "permissions violation" in err_msg:  # the one kind that leaves the connection open
             log.error("NATS refused something: %s", err_msg)
+            refused = _QUOTED.search(err_msg)
+            if refused:
+                self._refuse(refused[1])
         else:
             self.lost(nats.errors.Error(f"NATS ended the connection: {err_msg}"))
+
+    def _refuse(self, subject: str) -> None:
+        """`subject` is in lower case: nats-py reads errors so."""
+        for token, asked in self._asked.items():
+            waiting = self._resp_map.get(token)
+            if waiting and not waiting.done() and asked.lower() == subject:
+                waiting.set_exception(Forbidden(f"NATS does not let this process publish to {asked}"))
+        self._on_refused(subject)
 
     async def _process_op_err(self, e: Exception) -> None:
         self.lost(e)

@@ -18,6 +18,7 @@ from pdbus.bus.instruments import Instruments
 from pdbus.bus.transport import NO_HEADERS, Raw, Subscription, Transport
 from pdbus.context import Deadline, RequestContext
 from pdbus.errors import DeadlineExceeded, InvalidRequest, Overloaded, PdbusError, Unavailable
+from pdbus.nats_access import OPEN_INBOX
 from pdbus.subjects import StreamRpc, To
 from pdbus.tasks import cancelled
 
@@ -96,6 +97,10 @@ class Registration(Generic[Q, R]):
         if not raw.reply:
             self.errors += 1
             self._instruments.malformed(self.to.name, "it names no reply subject")
+        elif not raw.reply.startswith(OPEN_INBOX):
+            # else whoever may ask could have this process publish wherever it may and the asker may not
+            self.errors += 1
+            self._instruments.malformed(self.to.name, "its reply subject is no inbox")
         elif len(self._tasks) >= self._limit:
             full = Overloaded(f"{self.to.name} has {self._limit} requests at work", retry_after_s=1.0)
             _Answer(self._transport, raw.reply).error(full)

@@ -28,7 +28,7 @@ class Replies(Generic[R]):
         """Where the sender hears that nobody reads any more."""
         self.finished = False
         """The last frame was seen, so the sender needs to hear nothing."""
-        self._name = name
+        self.name = name
         self._reply_type = reply_type
         self._deadline = deadline
         self._queue: asyncio.Queue[Raw | PdbusError] = asyncio.Queue()
@@ -39,7 +39,7 @@ class Replies(Generic[R]):
         if self._queue.qsize() < QUEUE_FRAMES:
             self._queue.put_nowait(raw)
         elif self._queue.qsize() == QUEUE_FRAMES:
-            self._queue.put_nowait(Overloaded(f"the reader of {self._name} is {QUEUE_FRAMES} frames behind"))
+            self._queue.put_nowait(Overloaded(f"the reader of {self.name} is {QUEUE_FRAMES} frames behind"))
 
     def fail(self, error: PdbusError) -> None:
         self._queue.put_nowait(error)
@@ -50,13 +50,13 @@ class Replies(Generic[R]):
     async def __anext__(self) -> R:
         while not self.finished:
             raw = await self._next()
-            error = headers.error_of(raw, self._name)
+            error = headers.error_of(raw, self.name)
             if error:
                 self.finished = True
                 raise error
             if raw.headers.get(headers.SEQUENCE) != str(self._expected):
                 sequence = raw.headers.get(headers.SEQUENCE)
-                raise Corrupt(f"{self._name} sent frame {sequence} where frame {self._expected} was due")
+                raise Corrupt(f"{self.name} sent frame {sequence} where frame {self._expected} was due")
             if headers.END in raw.headers:
                 self.finished = True
             elif headers.ALIVE not in raw.headers:
@@ -71,8 +71,8 @@ class Replies(Generic[R]):
                 item = await self._queue.get()
         except TimeoutError:
             if self._deadline.passed:
-                raise DeadlineExceeded(f"{self._name} did not end in time") from None
-            raise Unavailable(f"{self._name} went silent") from None
+                raise DeadlineExceeded(f"{self.name} did not end in time") from None
+            raise Unavailable(f"{self.name} went silent") from None
         if isinstance(item, PdbusError):
             raise item
         return item
@@ -81,4 +81,4 @@ class Replies(Generic[R]):
         try:
             return decode(self._reply_type, raw.data)
         except InvalidRequest as error:
-            raise Corrupt(f"{self._name} sent a reply that can't be read: {error.message}") from None
+            raise Corrupt(f"{self.name} sent a reply that can't be read: {error.message}") from None

@@ -41,6 +41,10 @@ class Transport(Protocol):
         """Most bytes that headers and body of a message may have together."""
 
     @property
+    def inbox_prefix(self) -> str:
+        """Subjects below it are this process's own, for replies."""
+
+    @property
     def connected(self) -> bool: ...
 
     def send(self, subject: str, *parts: Buffer, reply: str = "", headers: Mapping[str, str] = NO_HEADERS) -> None:
@@ -53,7 +57,9 @@ class Transport(Protocol):
         """Waits while more is queued than the connection takes. Raises Unavailable when it takes nothing for long."""
 
     async def subscribe(self, subject: str, callback: Callback, queue: str = "") -> Subscription:
-        """Interest in `subject`, known to the broker on return. Of a `queue` group, one member gets a message."""
+        """Interest in `subject`, known to the broker on return. Of a `queue` group, one member gets a message.
+
+        Raises Forbidden where the broker does not let this process have it."""
 
     async def barrier(self) -> None:
         """Returns when the broker has handled everything that was sent before, and what it sent until then is here.
@@ -65,3 +71,6 @@ class Transport(Protocol):
 
     def on_lost(self, callback: Callable[[], None]) -> None:
         """`callback` is called when the connection breaks: replies to what was sent before may never come."""
+
+    def on_refused(self, callback: Callable[[str], None]) -> None:
+        """`callback` gets each subject, in lower case, that the broker did not let this process use."""

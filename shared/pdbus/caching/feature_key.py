@@ -20,18 +20,18 @@ SCHEMA_VERSION = 1
 @dataclass(frozen=True, slots=True)
 class FeatureKey:
     key: Digest
-    """SHA-256 of `material`: the entry's address."""
+    """Digest of `material`, under the tenant's salt where it has a tenant: the entry's address."""
     material: bytes
     """Stored in the entry and compared on a hit."""
     name: str = ""
     """Of a named entry."""
 
 
-def embedding_key(*, tenant: str, root: Digest, compute_class: str, ids: Sequence[int]) -> FeatureKey:
+def embedding_key(*, tenant: str, salt: bytes, root: Digest, compute_class: str, ids: Sequence[int]) -> FeatureKey:
     """Of the vector that a text's token ids give. Tenants are apart: nobody learns what another one has asked."""
     packed = struct.pack(f">{len(ids)}I", *ids)
     material = canonical.encode(["pdbus feature", SCHEMA_VERSION, root, compute_class, "embedding", tenant, packed])
-    return FeatureKey(canonical.content_digest(material), material)
+    return FeatureKey(canonical.salted_digest(salt, material), material)
 
 
 def named_key(*, model: str, subject: str, item: str) -> FeatureKey:

@@ -58,13 +58,13 @@ RESULT_FIELDS = KeySchema(
 @dataclass(frozen=True, slots=True)
 class ResultKey:
     key: bytes
-    """SHA-256 of `material`: the entry's address."""
+    """HMAC-SHA256 of `material` under the tenant's salt: the entry's address."""
     material: bytes
     """Stored in the entry and compared on a hit, so that not even a colliding digest gives a foreign answer."""
 
 
-def result_key(fields: Mapping[str, Value]) -> ResultKey:
-    """The key of the answer to `fields`.
+def result_key(fields: Mapping[str, Value], salt: bytes) -> ResultKey:
+    """The key of the answer to `fields`, for the tenant of that salt.
 
     Raises UndeclaredField for a field that RESULT_FIELDS doesn't know and for a missing required one; ValueError or
     TypeError for a value without a canonical encoding (NaN, foreign types).
@@ -80,7 +80,7 @@ def result_key(fields: Mapping[str, Value]) -> ResultKey:
     parts: dict[str, Value] = {name: [fields[name]] if name in fields else [] for name in joining}
     parts["tokens"] = _packed(fields["tokens"])
     material = canonical.encode(["pdbus result", SCHEMA_VERSION, parts])
-    return ResultKey(canonical.content_digest(material), material)
+    return ResultKey(canonical.salted_digest(salt, material), material)
 
 
 def _packed(tokens: Value) -> bytes:

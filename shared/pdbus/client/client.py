@@ -16,11 +16,12 @@ from pdbus.caching.feature_key import feature_name
 from pdbus.client.embeddings import Embeddings, embed_all
 from pdbus.client.resume import Object, Resumed
 from pdbus.client.weights import Weights
-from pdbus.context import RequestContext, new_id
+from pdbus.context import Deadline, RequestContext, new_id
 from pdbus.errors import Corrupt, PdbusError
 from pdbus.messages.features import FeaturesReply, FeaturesRequest
 from pdbus.messages.router import EmbedReply, EmbedRequest, InferRequest
 from pdbus.messages.workers import Invalidated
+from pdbus.nats_access import NatsAccess
 from pdbus.subjects import EMBED, FEATURES, INFER, INVALIDATED, To
 
 Q = TypeVar("Q")
@@ -40,8 +41,11 @@ class Client:
     raise the errors of pdbus.errors.
     """
 
-    def __init__(self, bus: Bus, model: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(
+        self, bus: Bus, model: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, api_key: str | None = None
+    ) -> None:
         self._bus = bus
+        self._api_key = api_key
         self._model = model
         self._name = model.partition("@")[0]
         self._to = INFER(model=self._name)
@@ -90,7 +94,7 @@ class Client:
 
         `ref`: over the one of `connect`. `cache_control`: no-store, no-cache or max-age=SECONDS. `session`: names what
         belongs together; it is served by one version while a canary runs, which takes no part of the rest."""
-        ctx = RequestContext.after(timeout_s or self._timeout_s)
+        ctx = self._context(timeout_s)
         wanted = ref or self._model.partition("@")[2] or None
 
         async def ask(request: EmbedRequest) -> EmbedReply:
@@ -103,7 +107,7 @@ class Client:
     ) -> FeaturesReply:
         """What the service of the routers' PDBUS_FEATURE_SUBJECT has on these items, from the cache where it is there:
         a value for each, all of one version of that service."""
-        ctx = RequestContext.after(timeout_s or self._timeout_s)
+        ctx = self._context(timeout_s)
         return await self._call(FEATURES(model=self._name), FeaturesRequest(tuple(keys), cache_control), ctx)
 
     async def features_changed(self, keys: Sequence[str]) -> None:
@@ -112,6 +116,9 @@ class Client:
         for key in keys:
             entry = Invalidated(self._name, "delete_name", name=feature_name(self._name, key))
             await self._bus.logs.append(INVALIDATED(), entry)
+
+    def _context(self, timeout_s: float | None) -> RequestContext:
+        return RequestContext(Deadline.after(timeout_s or self._timeout_s), api_key=self._api_key)
 
     async def _call(self, to: To[Q, R], request: Q, ctx: RequestContext) -> R:
         retries = 0
@@ -124,7 +131,7 @@ class Client:
                 await self._back_off(error, retries, ctx)
 
     async def _whole(self, endpoint: Endpoint, body: Object, timeout_s: float | None) -> Object:
-        ctx = RequestContext.after(timeout_s or self._timeout_s)
+        ctx = self._context(timeout_s)
         request = InferRequest(endpoint, {"model": self._model, **body, "stream": False}, new_id())
         retries = 0
         self._budget.asked()
@@ -142,7 +149,7 @@ class Client:
     async def _stream(
         self, endpoint: Endpoint, body: Object, timeout_s: float | None
     ) -> AsyncIterator[AsyncIterator[Object]]:
-        ctx = RequestContext.after(timeout_s or self._timeout_s)
+        ctx = self._context(timeout_s)
         chunks = self._chunks(endpoint, {"model": self._model, **body, "stream": True}, ctx)
         try:
             yield chunks
@@ -182,10 +189,20 @@ class Client:
 
 
 @asynccontextmanager
-async def connect(nats_url: str, model: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> AsyncIterator[Client]:
-    """A client with a connection of its own. Raises Unavailable where no NATS server answers within `timeout_s`."""
-    async with connect_bus(nats_url, name=f"pdbus client of {model}", wait_s=timeout_s) as bus:
-        client = Client(bus, model, timeout_s=timeout_s)
+async def connect(
+    nats_url: str,
+    model: str,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    api_key: str | None = None,
+    access: NatsAccess | None = None,
+) -> AsyncIterator[Client]:
+    """A client with a connection of its own.
+
+    `api_key`: of `pdbus keys add`, where the routers ask for one; `access`: of `pdbus keys nats`, where NATS does.
+    Raises Unavailable where no NATS server answers within `timeout_s`, Unauthorized where it does not know `access`."""
+    async with connect_bus(nats_url, name=f"pdbus client of {model}", wait_s=timeout_s, access=access) as bus:
+        client = Client(bus, model, timeout_s=timeout_s, api_key=api_key)
         try:
             yield client
         finally:

@@ -81,7 +81,10 @@ async def _main(service_class: type[Service[S]], settings: S, exporting: Telemet
         try:
             log.info("connecting to NATS at %s", settings.nats_url)
             name = f"{service_class.name} {settings.id}"
-            async with connect(settings.nats_url, name=name, wait_s=_CONNECT_S) as bus, event_loop_lag():
+            async with (
+                connect(settings.nats_url, name=name, wait_s=_CONNECT_S, access=settings.nats_access) as bus,
+                event_loop_lag(),
+            ):
                 with recording(settings.history, service_class.name, settings.id, bus.incarnation) as bus.recorder:
                     return await _live(service_class(settings, bus), exporting, stop)
         except asyncio.CancelledError:

@@ -141,9 +141,10 @@ async def test_a_router_that_dies_in_mid_stream_costs_no_token(r: Rig):
 
 def _dying_after(bus: Bus, r: Rig, frames: int) -> Any:
     """A router that breaks off after some chunks; then the real one takes over."""
+    from pdbus.router.identity import Identities
     from pdbus.router.infer import Infer
 
-    inner = Infer(r.router.frontend)
+    inner = Infer(r.router.frontend, Identities())
 
     async def serve(message: InferRequest, ctx: RequestContext) -> AsyncIterator[InferReply]:
         for worker in r.workers:

@@ -23,6 +23,7 @@ from pdbus.stack import status, weights, weights_log
 from pdbus.stack.attach import Target, find
 from pdbus.stack.folder import Folder, Run
 from pdbus.stack.membership import left_behind, retire
+from pdbus.stack.settings import StackSettings
 from pdbus.subjects import CHANGELOG
 
 OLD, NEW = digest("old"), digest("new")
@@ -133,7 +134,9 @@ async def test_status_shows_services_versions_and_refs(bus: Bus, target: Target)
 def test_the_server_that_was_named_comes_before_the_folders(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     with pytest.raises(NotFound, match="pdbus up"):
-        find(tmp_path, "", "default")
+        find(tmp_path, StackSettings(model="default"))
     folder.write(Run(os.getpid(), "running-model", nats_url="nats://here:1"))
-    assert find(tmp_path, "", "default") == Target("nats://here:1", "running-model")
-    assert find(tmp_path, "nats://there:2", "default") == Target("nats://there:2", "default")
+    assert find(tmp_path, StackSettings(model="default")) == Target("nats://here:1", "running-model")
+    assert find(tmp_path, StackSettings(model="default", nats_url="nats://there:2")) == Target(
+        "nats://there:2", "default"
+    )

@@ -1,4 +1,4 @@
-"""Every service of docker-compose.yml: started by exactly its command, healthy by its check, ended by SIGTERM."""
+"""Every service of docker-compose.yml: started by its very command and key, healthy by its check, ended by SIGTERM."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import pytest_asyncio
 import yaml
 
+from pdbus import keyfile
+from pdbus.client import connect
+from pdbus.errors import Unauthorized
 from tests.integration.stack.conftest import wait_until
 from tests.support.checkpoints import tiny_checkpoint
+from tests.support.secure import SecureNats, secure_nats
 
 COMPOSE: dict[str, Any] = yaml.safe_load((Path(__file__).parents[3] / "docker-compose.yml").read_text())
 SERVICES = {name: service for name, service in COMPOSE["services"].items() if "build" in service}
+MODEL = "compose"
+SECRET_PROMPT = "A prompt that is nobody's business but the caller's"
 
 
 @pytest.fixture(scope="module")
@@ -55,31 +63,95 @@ class Running:
         return self.healthy()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def nats(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SecureNats]:
+    """As deploy/nats.conf has it: who has no key is not let in."""
+    async with secure_nats(tmp_path_factory.mktemp("nats"), ["shop"]) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def api_keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("keys") / "keys.json"
+
+
+@pytest.fixture(scope="module")
+def api_key(api_keys: Path) -> str:
+    return keyfile.add(api_keys, "acme").text
+
+
+@pytest.fixture(scope="module")
 def running(
-    nats_url: str, unique: Callable[[str], str], checkpoint: Path, tmp_path: Path
+    nats: SecureNats, api_keys: Path, api_key: str, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Running]]:
     started: dict[str, Running] = {}
-    here = {
-        "NATS_URL": nats_url, "PDBUS_MODEL": unique("compose"), "OTEL_EXPORTER_OTLP_ENDPOINT": "",
-        "PDBUS_CHECKPOINT": str(checkpoint), "PDBUS_SLOTS": str(tmp_path / "slots"),
-        "PDBUS_HTTP_HOST": "127.0.0.1", "PDBUS_HTTP_PORT": "0",
-    }  # fmt: skip
+    folder = tmp_path_factory.mktemp("running")
     for name, service in SERVICES.items():
-        environment = _environment(service, {**here, "PDBUS_DATA": str(tmp_path / name)})
-        log = tmp_path / f"{name}.log"
+        here = {
+            "NATS_URL": nats.url, "PDBUS_MODEL": MODEL, "OTEL_EXPORTER_OTLP_ENDPOINT": "",
+            "PDBUS_CHECKPOINT": str(checkpoint), "PDBUS_SLOTS": str(folder / "slots"),
+            "PDBUS_HTTP_HOST": "127.0.0.1", "PDBUS_HTTP_PORT": "0", "PDBUS_DATA": str(folder / name),
+            "PDBUS_NATS_SEED": str(_key(nats, service)),
+        }  # fmt: skip
+        environment = _environment(service, here) | {"PDBUS_KEYS_FILE": str(api_keys)}
+        log = folder / f"{name}.log"
         with log.open("wb") as sink:
             process = subprocess.Popen(_program(service["command"]), env=environment, stdout=sink, stderr=sink)
         started[name] = Running(process, environment, log, service)
+    for name, each in started.items():
+        wait_until(each.healthy_or_dead, f"{name} is healthy", within_s=60)
     yield started
     for each in started.values():
         each.process.kill()
         each.process.wait()
 
 
-def test_all_become_healthy_and_end_on_sigterm_within_their_time(running: dict[str, Running]) -> None:
+def _key(nats: SecureNats, service: dict[str, Any]) -> Path:
+    """The file that the service's container has as its key."""
+    target = service["environment"]["PDBUS_NATS_SEED"]
+    (source,) = [volume.split(":")[0] for volume in service["volumes"] if volume.split(":")[1] == target]
+    return nats.keys / Path(source).name
+
+
+async def test_they_serve_and_update_with_the_permissions_that_each_has(
+    running: dict[str, Running], nats: SecureNats, api_key: str
+) -> None:
+    """Over the bus and in every service's own part: prompts, hand-over, caches, staging, commit, ref, deletes."""
+    async with connect(nats.url, MODEL, access=nats.access("client-shop"), api_key=api_key) as caller:
+        first = await caller.complete(SECRET_PROMPT, max_tokens=8, temperature=0)
+        again = await caller.complete(SECRET_PROMPT, max_tokens=8, temperature=0)
+        assert first["choices"][0]["text"] == again["choices"][0]["text"]
+        async with caller.complete_stream(SECRET_PROMPT, max_tokens=8, temperature=0.5, seed=1) as chunks:
+            assert [chunk async for chunk in chunks]
+    async with connect(nats.url, MODEL, access=nats.access("client-shop")) as stranger:
+        with pytest.raises(Unauthorized):
+            await stranger.complete(SECRET_PROMPT, max_tokens=1)
+    async with connect(nats.url, MODEL, access=nats.access("operator"), api_key=api_key) as operator:
+        norm = np.full(64, 1.5, np.float32)
+        async with operator.weights.begin(message="brighter") as update:
+            await update.stage("model.norm.weight", norm)
+            done = await update.commit()
+        assert await operator.weights.wait_for_ref("stable", done.root, 60)
+        after = await operator.complete(SECRET_PROMPT, max_tokens=8, temperature=0)
+        assert done.root.hex() in after["system_fingerprint"]
+        await operator.weights.rollback(now=True)
+
+
+def test_nothing_was_refused_to_any_of_them_and_no_secret_is_in_a_log(
+    running: dict[str, Running], nats: SecureNats, api_key: str
+) -> None:
+    seeds = [path.read_text().strip() for path in nats.keys.glob("*.nk")]
     for name, each in running.items():
-        wait_until(each.healthy_or_dead, f"{name} is healthy", within_s=60)
+        told = each.log.read_text()
+        refused = [line for line in told.splitlines() if "NATS refused" in line]
+        # Who comes before the streams are there, and may not make them, asks once and then waits.
+        assert [line for line in refused if "stream.create" not in line] == [], name
+        assert len(refused) <= 1
+        for secret in (api_key, api_key[17:], SECRET_PROMPT, *seeds):
+            assert secret not in told, f"{name} tells a secret"
+
+
+def test_all_end_on_sigterm_within_their_time(running: dict[str, Running]) -> None:
     for each in running.values():
         each.process.send_signal(signal.SIGTERM)
     for each in running.values():

@@ -32,8 +32,6 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def transfer(sender: FaultyTransport, receiver: FaultyTransport, bodies: list[bytes]) -> list[tuple[int, bytes]]:
     source, target = BulkPort(sender, Instruments()), BulkPort(receiver, Instruments())
-    await source.start()
-    await target.start()
 
     async def send(stream: str) -> None:
         async with source.send(TRANSFER.name(address=target.address, stream=stream), Deadline.after(10)) as out:
@@ -94,8 +92,6 @@ async def test_a_link_that_loses_everything_is_given_up_on_both_sides() -> None:
     broker = MemoryBroker()
     sender = FaultyTransport(MemoryTransport(broker))
     source, target = BulkPort(sender, Instruments()), BulkPort(MemoryTransport(broker), Instruments())
-    await source.start()
-    await target.start()
     async with target.receive() as incoming:
         items = incoming.items(BlockHead, Deadline.after(10))
         subject = TRANSFER.name(address=target.address, stream=incoming.stream)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pdbus.caching.result_key import RESULT_FIELDS, UndeclaredField, deterministic, result_key
+from pdbus.caching.result_key import RESULT_FIELDS, ResultKey, UndeclaredField, deterministic, result_key
 
 BASE: dict[str, Any] = {
     "tenant": "anonymous",
@@ -41,10 +42,17 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
+SALT = b"s" * 32
+
+
+def key_of(fields: dict[str, Any], salt: bytes = SALT) -> ResultKey:
+    return result_key(fields, salt)
+
+
 def test_golden_vector() -> None:
-    key = result_key(BASE | {"temperature": 0, "stop": ["\n"]})
-    assert key.key == hashlib.sha256(key.material).digest()
-    assert key.key.hex() == "d9e2cb86718433a75958e4ed42ae74670a98fb3a29405eeed6809d8c25b3acb2"
+    key = key_of(BASE | {"temperature": 0, "stop": ["\n"]})
+    assert key.key == hmac.digest(SALT, key.material, hashlib.sha256)
+    assert key.key.hex() == "dab31b90640daf8e41e8f2a8cf0ef00b83aaf15aea860df2cf2189a82808ba89"
 
 
 @given(pair=pairs)
@@ -52,7 +60,7 @@ def test_different_requests_have_different_keys_and_equal_ones_the_same(
     pair: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
     left, right = pair
-    assert (result_key(left).key == result_key(right).key) == same(left, right)
+    assert (key_of(left).key == key_of(right).key) == same(left, right)
 
 
 @given(request=requests, data=st.data())
@@ -60,37 +68,37 @@ def test_swapping_two_fields_changes_the_key(request: dict[str, Any], data: st.D
     first, second = (data.draw(st.sampled_from(sorted(request.keys() - {"tokens"}))) for _ in range(2))
     assume(not same(request[first], request[second]))
     swapped = request | {first: request[second], second: request[first]}
-    assert result_key(swapped).key != result_key(request).key
+    assert key_of(swapped).key != key_of(request).key
 
 
 @given(request=requests, field=st.sampled_from(sorted(RESULT_FIELDS.joins)), value=values)
 def test_an_absent_field_differs_from_every_value(request: dict[str, Any], field: str, value: Any) -> None:
     absent = {name: given for name, given in request.items() if name != field}
-    assert result_key(absent).key != result_key(absent | {field: value}).key
+    assert key_of(absent).key != key_of(absent | {field: value}).key
 
 
 @given(field=st.text(min_size=1, max_size=20))
 def test_an_undeclared_field_is_refused(field: str) -> None:
     assume(field not in joining and field not in RESULT_FIELDS.neutral)
     with pytest.raises(UndeclaredField, match="neither"):
-        result_key(BASE | {field: 1})
+        key_of(BASE | {field: 1})
 
 
 @pytest.mark.parametrize("field", sorted(RESULT_FIELDS.required))
 def test_no_key_without_what_every_answer_depends_on(field: str) -> None:
     with pytest.raises(UndeclaredField, match=field):
-        result_key({name: value for name, value in BASE.items() if name != field})
+        key_of({name: value for name, value in BASE.items() if name != field})
 
 
 @given(value=values, field=st.sampled_from(sorted(RESULT_FIELDS.neutral)))
 def test_neutral_fields_share_an_answer(value: Any, field: str) -> None:
-    assert result_key(BASE | {field: value}) == result_key(BASE)
+    assert key_of(BASE | {field: value}) == key_of(BASE)
 
 
 @pytest.mark.parametrize("wrong", ["text", b"bytes", [1.0], [True], [-1], [2**32], None, 5])
 def test_tokens_must_be_ids(wrong: Any) -> None:
     with pytest.raises(TypeError, match="token ids"):
-        result_key(BASE | {"tokens": wrong})
+        key_of(BASE | {"tokens": wrong})
 
 
 def test_no_field_is_declared_twice() -> None:
@@ -115,3 +123,8 @@ def test_no_field_is_declared_twice() -> None:
 )
 def test_only_greedy_or_seeded_requests_are_deterministic(fields: dict[str, Any], expected: bool) -> None:
     assert deterministic(fields) is expected
+
+
+def test_who_has_not_the_salt_can_not_make_the_key() -> None:
+    assert key_of(BASE, b"t" * 32).key != key_of(BASE).key
+    assert SALT not in key_of(BASE).material

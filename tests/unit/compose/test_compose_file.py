@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pdbus.permissions import GRANTS
 from pdbus.stack.cli import parser
 from pdbus.stack.plan import STOP_ORDER
 
@@ -21,7 +22,29 @@ KINDS = {kind for group in STOP_ORDER for kind in group}
 def test_every_kind_of_service_runs_beside_nats_and_jaeger() -> None:
     modules = {service["command"][-1].removeprefix("pdbus.") for service in OURS.values()}
     assert modules == KINDS
-    assert COMPOSE["services"].keys() - OURS.keys() == {"nats", "jaeger"}
+    assert COMPOSE["services"].keys() - OURS.keys() == {"nats", "jaeger", "keys"}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_each_has_the_key_of_its_own_kind_and_no_other_to_read_only(name: str) -> None:
+    service, kind = OURS[name], OURS[name]["command"][-1].removeprefix("pdbus.")
+    assert kind in GRANTS
+    mounted = [volume for volume in service["volumes"] if "keys" in volume]
+    assert mounted == [f"./deploy/keys/{kind}.nk:{service['environment']['PDBUS_NATS_SEED']}:ro"]
+
+
+def test_nats_asks_for_keys_and_has_none_itself() -> None:
+    assert 'include "accounts.conf"' in (ROOT / "deploy" / "nats.conf").read_text()
+    mounted = [volume for volume in COMPOSE["services"]["nats"]["volumes"] if "keys" in volume]
+    assert mounted == ["./deploy/keys/accounts.conf:/etc/nats/accounts.conf:ro"]
+
+
+def test_keys_are_made_by_a_command_that_exists_and_do_not_get_into_the_image_or_the_repository() -> None:
+    keys = COMPOSE["services"]["keys"]
+    assert parser().parse_args(keys["command"][1:]).folder == Path("/keys")
+    assert keys["volumes"] == ["./deploy/keys:/keys"]
+    assert keys["profiles"], "not started by `docker compose up`"
+    assert (ROOT / "deploy" / "keys" / ".gitignore").read_text().split()[-2:] == ["*", "!.gitignore"]
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
+from pdbus.stack.nats_accounts import write_accounts
 from pdbus.stack.nats_server import find_nats_server
 
 CONFIG = Path(__file__).parents[3] / "deploy" / "nats.conf"
 
 
-def test_the_server_takes_it() -> None:
+def test_the_server_takes_it(tmp_path: Path) -> None:
+    write_accounts(tmp_path, ["shop"], "shop.features")
+    shutil.copy(CONFIG, tmp_path)
     checked = subprocess.run(
-        [str(find_nats_server()), "-t", "-c", str(CONFIG)], capture_output=True, text=True, check=False
+        [str(find_nats_server()), "-t", "-c", str(tmp_path / "nats.conf")], capture_output=True, text=True, check=False
     )
     assert checked.returncode == 0, checked.stderr
 

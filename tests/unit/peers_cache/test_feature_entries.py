@@ -21,7 +21,7 @@ from pdbus.peers.feature_entries import FeatureEntries
 from tests.support.cache_nodes import Node, cache_node
 
 ROOT = b"\x01" * 32
-KEYS = [embedding_key(tenant="t", root=ROOT, compute_class="c", ids=(at,)) for at in range(600)]
+KEYS = [embedding_key(tenant="t", salt=b"s", root=ROOT, compute_class="c", ids=(at,)) for at in range(600)]
 NAMED = named_key(model="m", subject="a.b", item="item")
 
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from aiohttp import web
 from multidict import CIMultiDict
 
-from pdbus.errors import InvalidRequest
+from pdbus.errors import InvalidRequest, Unauthorized
 from pdbus.router.frontend import Caller
-from pdbus.router.http_caller import DEFAULT_TIMEOUT_S, caller_of, trace_of
+from pdbus.router.http_caller import DEFAULT_TIMEOUT_S, IDENTITY, bearer_of, caller_of, trace_of
+from pdbus.router.identity import Identity, Quota
 
 
 def request(headers: dict[str, str]) -> web.Request:
     """aiohttp's own stand-ins take no bytes that are no text."""
-    return cast(web.Request, SimpleNamespace(headers=CIMultiDict(headers)))
+    return cast(web.Request, _Request(headers))
+
+
+class _Request(dict[str, object]):
+    def __init__(self, headers: dict[str, str]) -> None:
+        super().__init__({IDENTITY: Identity("acme", Quota(), 5, "k")})
+        self.headers = CIMultiDict(headers)
 
 
 def told(headers: dict[str, str], asked_s: float | None = None) -> Caller:
@@ -48,3 +54,23 @@ def test_the_earlier_deadline_counts(asked_s: float | None, header: str, most_s:
 
 def test_a_header_that_is_no_text_leaves_the_trace_alone() -> None:
     assert not trace_of(request({"X-Any": "\udcff"}))
+
+
+def test_the_tenant_is_the_key_s_and_nothing_that_a_header_says() -> None:
+    caller = told({"pd-tenant": "other", "X-Tenant": "other"})
+    assert (caller.ctx.tenant, caller.identity.key_id) == ("acme", "k")
+
+
+@pytest.mark.parametrize(("header", "token"), [
+    ("Bearer abc", "abc"), ("bearer  abc ", "abc"), ("BEARER abc", "abc"), ("Bearer", ""), ("Bearer ", ""),
+])  # fmt: skip
+def test_the_bearer_of_a_request(header: str, token: str) -> None:
+    assert bearer_of(request({"Authorization": header})) == token
+    assert bearer_of(request({})) is None
+
+
+@pytest.mark.parametrize("header", ["Basic YTpi", "abc", ""])
+def test_other_proofs_are_refused_without_being_repeated(header: str) -> None:
+    with pytest.raises(Unauthorized) as refused:
+        bearer_of(request({"Authorization": header}))
+    assert "YTpi" not in refused.value.message

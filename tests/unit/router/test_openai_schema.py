@@ -206,7 +206,8 @@ def test_every_field_joins_the_result_key_or_is_declared_otherwise():
 
 def _key(request: GenerateRequest, **changed: Any) -> bytes:
     given = {
-        "tenant": "t", "root": b"r" * 32, "compute_class": "c", "tokens": [(1, 2)], "limits": (5,), "seed": 1,
+        "tenant": "t", "salt": b"s", "root": b"r" * 32, "compute_class": "c", "tokens": [(1, 2)], "limits": (5,),
+        "seed": 1,
     } | changed  # fmt: skip
     return key_of(request, **given).key
 
@@ -246,6 +247,7 @@ def test_neutral_fields_do_not_change_the_key(name: str):
     "changed",
     [
         {"tenant": "u"},
+        {"salt": b"t"},
         {"root": b"s" * 32},
         {"compute_class": "d"},
         {"tokens": [(1,), (2,)]},
