@@ -50,9 +50,10 @@ class Weights:
         self._started = False
 
     async def close(self) -> None:
-        for table in self._tables.values():
-            await table.close()
-        await self._life.aclose()
+        async with AsyncExitStack() as ending:
+            ending.push_async_callback(self._life.aclose)
+            for table in self._tables.values():
+                ending.push_async_callback(table.close)
 
     def table(self, name: str) -> RowTable:
         """A sparse table, which need not exist yet. Raises InvalidRequest for what can't name one."""
