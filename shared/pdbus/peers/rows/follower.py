@@ -48,7 +48,6 @@ class RowFollower:
         self._cache = RowCache(1, 1)
         self._log = ""
         """Of the log that the cache follows; empty while it follows none, and counts for nothing."""
-        self._moved = asyncio.Event()
         self._again = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._stop_listening: Callable[[], None] = lambda: None
@@ -73,10 +72,6 @@ class RowFollower:
     def seq(self) -> int:
         """How far it has followed the log; 0 while it doesn't."""
         return self._cache.seq if self._log else 0
-
-    async def changed(self) -> None:
-        """Returns after the next entry of the log."""
-        await self._moved.wait()
 
     async def lookup(self, ids: Array, ctx: RequestContext, *, at_least: int = 0) -> Rows:
         """Rows by id (int64, repeats allowed), at least as of `at_least`, and of all that came here before the call.
@@ -114,8 +109,6 @@ class RowFollower:
             self._cache.apply(seq, *decoded_update(update, table.rows, table.width))
         except InvalidRequest:  # every reader passes it over
             self._cache.skip(seq)
-        self._moved.set()
-        self._moved = asyncio.Event()
 
     def _on_change(self, history: History) -> None:
         if history.head(LINE) != self._head:
