@@ -283,11 +283,26 @@ async def test_a_rollback_takes_no_update_back(rig: TableRig, table: RowTable) -
     await table.seal()
     await table.update(2, rows(20)[0])
     await table.flush()
+    over = asyncio.Event()
+
+    async def update() -> int:
+        value = 0
+        while not over.is_set():
+            value += 1
+            await (await table.update(value + 2, rows(value)[0]))
+        return value
+
+    updating = asyncio.create_task(update())
     await weights.move_ref("stable", created.hex(), now=True)
     await until(lambda: [fold.root for fold in rig.folds()] == [created, created])
-    assert await first_column(table, 1, 2) == [1, 20]
+    over.set()
+    last = await updating
+    expected = [0, 1, 20, *range(1, last + 1)]
+    await until(lambda: all(fold.caught_up and fold.seq >= table.seq for fold in rig.folds()))
+    for _ in range(6):  # of either server
+        assert (await table.lookup(np.arange(len(expected)))).values[:, 0].tolist() == expected
     assert await table.seal() != created
-    assert await first_column(table, 1, 2) == [1, 20]
+    assert await first_column(table, *range(len(expected))) == expected
 
 
 async def test_what_is_no_table_and_who_computes_is_not_concerned(rig: TableRig, table: RowTable) -> None:
