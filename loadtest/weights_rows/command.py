@@ -59,6 +59,7 @@ def main(argv: list[str]) -> int:
     made.add_argument("--rate", type=float, default=12_000, help="single-row updates a second (default: %(default)s)")
     made.add_argument("--duration", type=float, default=10.0, help="seconds (default: %(default)s)")
     made.add_argument("--servers", type=int, default=1, help="param-servers (default: %(default)s)")
+    made.add_argument("--seal", action="store_true", help="and how long sealing the table takes then")
     made.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     given = made.parse_args(argv)
     found = asyncio.run(_run(given))
@@ -70,4 +71,4 @@ def main(argv: list[str]) -> int:
 
 async def _run(given: argparse.Namespace) -> RowsReport:
     async with serving(given.servers) as url:
-        return await measure(url, _MODEL, rows=given.rows, per_s=given.rate, seconds=given.duration)
+        return await measure(url, _MODEL, rows=given.rows, per_s=given.rate, seconds=given.duration, seal=given.seal)

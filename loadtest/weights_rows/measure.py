@@ -41,6 +41,7 @@ class RowsReport:
     """Of lookups from memory."""
     stale: int
     """Rows that a lookup showed older than they were known to be."""
+    seal_s: float | None = None
 
     def lines(self) -> list[str]:
         return [
@@ -51,13 +52,23 @@ class RowsReport:
             f"lookups of 64 rows at a param-server meanwhile: p50 {self.lookup_p50:.1f}, p99 {self.lookup_p99:.1f} ms; "
             f"from memory: p50 {self.kept_p50:.2f} ms",
             f"rows shown older than known: {self.stale}",
+            *([] if self.seal_s is None else [f"sealed in {self.seal_s:.1f} s"]),
         ]
 
 
 async def measure(
-    url: str, model: str, *, table: str = "loadtest", rows: int = 10_000_000, per_s: float = 12_000, seconds: float = 10
+    url: str,
+    model: str,
+    *,
+    table: str = "loadtest",
+    rows: int = 10_000_000,
+    per_s: float = 12_000,
+    seconds: float = 10,
+    seal: bool = False,
 ) -> RowsReport:
-    """On a running stack's NATS server: makes the table where it isn't there, and updates it. Random rows."""
+    """On a running stack's NATS server: makes the table where it isn't there, and updates it. Random rows.
+
+    `seal`: seals it at the end, which rewrites nearly all of a table updated at random."""
     async with connect(url, model) as client:
         target = client.weights.table(table)
         begun = time.monotonic()
@@ -94,6 +105,11 @@ async def measure(
             async with asyncio.timeout(30):
                 seen = json.loads(await child.stdout.read())
             await child.wait()
+            seal_s = None
+            if seal:
+                begun = time.monotonic()
+                await target.seal()
+                seal_s = time.monotonic() - begun
         finally:
             if child.returncode is None:
                 child.kill()
@@ -113,4 +129,5 @@ async def measure(
         percentile(lookups, 99),
         percentile(sorted(seen["kept"]), 50),
         seen["stale"],
+        seal_s,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from pdbus.bus.bus import Bus
 from pdbus.context import Deadline
-from pdbus.errors import InvalidRequest, NotFound, PdbusError
+from pdbus.errors import InvalidRequest, NotFound, PdbusError, Unavailable
 from pdbus.messages.common import Digest
 from pdbus.messages.rows import RowsUpdate
 from pdbus.param_server.store import BlockStore
@@ -117,17 +118,19 @@ class TableFold:
         self._overlay = self._new_overlay()
         self._again.set()
 
-    def _take(self, seq: int, update: RowsUpdate | None) -> None:
-        """Raises Overloaded where too much waits to be sealed: it comes again then."""
+    def _take(self, overlay: RowOverlay, seq: int, update: RowsUpdate | None) -> None:
+        """An entry for `overlay`. Raises Overloaded where too much waits to be sealed: it comes again then."""
+        if overlay is not self._overlay:  # what the new one lacks lies before this entry
+            raise Unavailable(f"table {self.table.name} is read anew")
         try:
             if update is None:
                 raise InvalidRequest("it can't be read")
             ids, values = decoded_update(update, self.table.rows, self.table.width)
         except InvalidRequest as error:  # for every reader alike
             log.warning("entry %d of %s is passed over: %s", seq, self._to.name, error.message)
-            self._overlay.skip(seq)
+            overlay.skip(seq)
         else:
-            self._overlay.apply(seq, ids, values)
+            overlay.apply(seq, ids, values)
         self._tell()
 
     def _tell(self) -> None:
@@ -154,7 +157,8 @@ class TableFold:
             self._begin_anew()
         self._again.clear()
         goal = await self._bus.logs.last_seq(self._to)
-        async with self._bus.logs.tail(self._to, self.seq, self._take) as tail:
+        overlay = self._overlay
+        async with self._bus.logs.tail(self._to, overlay.seq, partial(self._take, overlay)) as tail:
             if self._goal is None:
                 self._goal = goal
                 self._tell()

@@ -59,7 +59,9 @@ class Tail(Generic[Q]):
         self._subscription: NatsSubscription | None = None
         self._consumer = ""
         self._delivered = 0
-        self._heard = asyncio.Event()
+        self._signs = 0
+        """Of life, from the server."""
+        self._ended = asyncio.Event()
         self._over: PdbusError | None = None
 
     async def __aenter__(self) -> Tail[Q]:
@@ -85,7 +87,7 @@ class Tail(Generic[Q]):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._over = self._over or Unavailable("the tail was closed")
+        self._end(Unavailable("the tail was closed"))
         if self._subscription:
             await self._subscription.close()
         with suppress(PdbusError):  # the server drops it by itself once nobody listens
@@ -98,14 +100,12 @@ class Tail(Generic[Q]):
     async def lost(self) -> PdbusError:
         """Returns once nothing more can come."""
         while self._over is None:
-            self._heard.clear()
-            try:
+            before = self._signs
+            with suppress(TimeoutError):
                 async with asyncio.timeout(_SILENT_S):
-                    await self._heard.wait()
-            except TimeoutError:
+                    await self._ended.wait()
+            if self._signs == before:
                 self._end(Unavailable(f"the log {self._to.name} went silent"))
-            else:
-                await asyncio.sleep(_HEARTBEAT_S if self._over is None else 0)
         return self._over
 
     def _on_raw(self, raw: Raw) -> None:
@@ -119,7 +119,7 @@ class Tail(Generic[Q]):
         if len(parts) < _PLAIN or (shift and len(parts) < _WITH_DOMAIN):
             self._end(Unavailable(f"the log {self._to.name} was delivered in an unknown way"))
             return
-        self._heard.set()
+        self._signs += 1
         if int(parts[_DELIVERY + shift]) != self._delivered + 1:
             self._end(Unavailable(f"entries of {self._to.name} were missed"))
             return
@@ -147,7 +147,7 @@ class Tail(Generic[Q]):
         if raw.headers[STATUS] != "100":
             self._end(Unavailable(f"the log {self._to.name} is no longer delivered (status {raw.headers[STATUS]})"))
             return
-        self._heard.set()
+        self._signs += 1
         if int(raw.headers.get("nats-last-consumer", self._delivered)) != self._delivered:
             self._end(Unavailable(f"entries of {self._to.name} were missed"))
             return
@@ -158,4 +158,4 @@ class Tail(Generic[Q]):
 
     def _end(self, why: PdbusError) -> None:
         self._over = self._over or why
-        self._heard.set()
+        self._ended.set()

@@ -14,7 +14,7 @@ from pdbus.bus.bus import connect
 from pdbus.bus.nats import NatsTransport
 from pdbus.client.weights import RowTable
 from pdbus.context import Deadline, RequestContext
-from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest, NotFound, TooLarge
+from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest, NotFound, TooLarge, Unavailable
 from pdbus.messages.rows import TableRead
 from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import BlockReader
@@ -60,12 +60,12 @@ async def whole(table: RowTable) -> np.ndarray:
     return (await table.lookup(np.arange(ROWS_OF_ALL))).values
 
 
-async def in_blocks(rig: TableRig, root: bytes) -> np.ndarray:
-    """What the version itself holds of the table."""
+async def in_blocks(rig: TableRig, root: bytes, tensor: str = "table.items") -> np.ndarray:
+    """What the version itself holds."""
     async with connect(rig.url, name="reader") as bus, HistoryFollower(bus, rig.model) as follower:
         await follower.wait_for(lambda history: root in history.roots, Deadline.after(10))
         reader = BlockReader(bus, rig.model, follower)
-        return (await reader.tensors(root, RequestContext.after(10), ["table.items"]))["table.items"]
+        return (await reader.tensors(root, RequestContext.after(10), [tensor]))[tensor]
 
 
 async def test_rows_are_what_was_written_last_and_zero_before(rig: TableRig, table: RowTable) -> None:
@@ -131,22 +131,28 @@ async def test_updates_and_other_commits_during_seals_are_not_lost(rig: TableRig
             expected[ids] = values
             await (await table.update(ids, rows(*values)))
 
+    async def change() -> None:
+        while True:
+            try:
+                async with weights.begin() as update:
+                    await update.stage_elements("model.norm.weight", [0], [2.0])
+                    await update.commit()
+                return
+            except Conflict:  # a seal came first
+                await weights.history()
+
     updating = asyncio.create_task(update())
     others = [await rig.table(), await rig.table()]
     before = len((await weights.history()).roots)
-    for step in range(2):
-        await asyncio.gather(*(other.seal() for other in others))
-        async with weights.begin() as change:
-            await change.stage_elements("model.norm.weight", [0], [float(step + 2)])
-            await change.commit()
+    await asyncio.gather(*(other.seal() for other in others), change())
     over.set()
     await updating
     last, again = await asyncio.gather(*(other.seal() for other in others))
     assert last == again
     assert (await whole(table))[:, 0].tolist() == expected.tolist()
     assert (await in_blocks(rig, last))[:, 0].tolist() == expected.tolist()
-    commits = len((await weights.history()).roots) - before
-    assert commits <= 2 + 2 * 2 + 1  # of two seals at once one commits, unless there was more to seal
+    assert (await in_blocks(rig, last, "model.norm.weight"))[0] == 2.0
+    assert len((await weights.history()).roots) - before <= 4  # a seal that came second had little or nothing to do
 
 
 async def test_a_server_that_was_away_catches_up_before_it_answers(rig: TableRig, table: RowTable) -> None:
@@ -159,9 +165,17 @@ async def test_a_server_that_was_away_catches_up_before_it_answers(rig: TableRig
     seq = await table.flush()
     assert await first_column(table, 1, 2, 3) == [1, 20, 31]  # the other one answers
     await rig.start("b")
-    await rig.stop("a")
-    found = await (await rig.table()).lookup([1, 2, 3])
-    assert (found.values[:, 0].tolist(), found.seq) == ([1, 20, 31], seq)
+    ctx = RequestContext.after(20)
+    async with connect(rig.url, name="asks") as bus:
+        while True:
+            try:
+                to = TABLE_READ(model=rig.model, server=rig.id("b"))
+                reply = await bus.call(to, TableRead("items", encoded_ids(np.array([1, 2, 3]))), ctx)
+                break
+            except (NotFound, Unavailable):  # it says so while it doesn't know all
+                await asyncio.sleep(0.01)
+    found = np.frombuffer(reply.values, "<f4").reshape(3, WIDTH)
+    assert (found[:, 0].tolist(), reply.seq) == ([1, 20, 31], seq)
 
 
 async def test_reads_say_how_far_they_are_and_refuse_what_they_can_not_serve(rig: TableRig, table: RowTable) -> None:
@@ -230,7 +244,6 @@ async def test_a_follower_s_rows_are_as_new_as_the_log(rig: TableRig, table: Row
     ctx = RequestContext.after(10)
     async with (await rig.table()).follower(most_bytes=100 * 1024) as follower:
         ids = np.array([5, 1, 5])
-        await until(lambda: follower.following)
         assert not (await follower.lookup(ids, ctx)).values.any()
         for value in range(1, 20):
             seq = await (await table.update([1, 5], rows(value, -value)))
@@ -270,11 +283,26 @@ async def test_a_rollback_takes_no_update_back(rig: TableRig, table: RowTable) -
     await table.seal()
     await table.update(2, rows(20)[0])
     await table.flush()
+    over = asyncio.Event()
+
+    async def update() -> int:
+        value = 0
+        while not over.is_set():
+            value += 1
+            await (await table.update(value + 2, rows(value)[0]))
+        return value
+
+    updating = asyncio.create_task(update())
     await weights.move_ref("stable", created.hex(), now=True)
     await until(lambda: [fold.root for fold in rig.folds()] == [created, created])
-    assert await first_column(table, 1, 2) == [1, 20]
+    over.set()
+    last = await updating
+    expected = [0, 1, 20, *range(1, last + 1)]
+    await until(lambda: all(fold.caught_up and fold.seq >= table.seq for fold in rig.folds()))
+    for _ in range(6):  # of either server
+        assert (await table.lookup(np.arange(len(expected)))).values[:, 0].tolist() == expected
     assert await table.seal() != created
-    assert await first_column(table, 1, 2) == [1, 20]
+    assert await first_column(table, *range(len(expected))) == expected
 
 
 async def test_what_is_no_table_and_who_computes_is_not_concerned(rig: TableRig, table: RowTable) -> None:

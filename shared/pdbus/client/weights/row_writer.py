@@ -1,8 +1,8 @@
 """Row updates on their way into the log: gathered into messages, several of them in flight, in the order of the calls.
 
-A message leaves when it is full, when nothing is in flight, or after a few milliseconds. One whose append fails is
-repeated under its id, without the rows that later messages carry: so the last value that this writer gave to a row is
-the one that stays.
+A message leaves when it is full, after a few milliseconds, or at once where none has left for that long. One whose
+append fails is repeated under its id, without the rows that later messages carry: so the last value that this writer
+gave to a row is the one that stays.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RowWriter:
         self._ids = np.empty(most_rows, np.int64)
         self._values = np.empty((most_rows, width), np.float32)
         self._used = 0
-        self._since_s = 0.0
+        self._since_s = self._sent_s = 0.0
         self._done: asyncio.Future[int] | None = None
         """Of the message that is being gathered."""
         self._timer: asyncio.TimerHandle | None = None
@@ -97,6 +97,20 @@ class RowWriter:
             self._schedule()
             if start == len(ids):
                 return Accepted(done)
+
+    def add_one(self, row: int, values: Array) -> Accepted | None:
+        """As `add`, for one row [width]; None where that has to wait first."""
+        at = self._used
+        if at == self._most or (at and time.monotonic() - self._since_s > 2 * _GATHER_S):
+            return None
+        if not at:
+            self._since_s = time.monotonic()
+        self._ids[at], self._values[at] = row, values
+        self._used = at + 1
+        done = self._done = self._done or asyncio.get_running_loop().create_future()
+        if self._timer is None or at + 1 == self._most:
+            self._schedule()
+        return Accepted(done)
 
     async def flush(self, deadline: Deadline) -> int:
         """Waits until all that was added is durable; returns the newest sequence.
@@ -136,7 +150,8 @@ class RowWriter:
         if self._used == self._most:
             self._send()
         elif self._timer is None:
-            wait_s = _GATHER_S if self._flying else 0.0  # 0: what is added in the same turn of the loop joins
+            idle = not self._flying and time.monotonic() - self._sent_s > _GATHER_S
+            wait_s = 0.0 if idle else _GATHER_S  # 0: what is added in the same turn of the loop joins
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._due)
 
     def _due(self) -> None:
@@ -161,7 +176,7 @@ class RowWriter:
         assert done
         ids, values = last_of_each(self._ids[: self._used], self._values[: self._used])
         batch = _Batch(self.messages, ids.copy(), values.copy(), done)
-        self._used = 0
+        self._used, self._sent_s = 0, time.monotonic()
         self.messages += 1
         self._recent[batch.number] = batch.ids
         self._flying[batch.number] = asyncio.create_task(self._append(batch))
@@ -188,7 +203,8 @@ class RowWriter:
             for number in [number for number in self._recent if number < oldest]:
                 del self._recent[number]
             self._landed.set()
-            self._send()
+            if self._timer is None or self._used == self._most:  # else what was gathered isn't due yet
+                self._send()
 
     async def _durable(self, batch: _Batch) -> int:
         while True:

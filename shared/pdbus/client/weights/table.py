@@ -64,6 +64,7 @@ class RowTable:
         self._head: Digest | None = None
         self._about: Table | None = None
         self._writer: RowWriter | None = None
+        self._zeros = np.zeros(0, np.float32)
 
     async def create(self, rows: int, width: int, *, init: Init = None, message: str = "") -> Committed:
         """Makes the table, fp32 [rows, width], as a version on the line `stable`.
@@ -96,6 +97,10 @@ class RowTable:
         Returns once they are accepted, which waits while too many are on their way; awaiting the result, or `flush`,
         waits until they are durable. Raises InvalidRequest, NotFound where there is no such table."""
         writer, about = await self._open_writer()
+        if type(ids) is int and type(values) is np.ndarray and self._is_row(values) and 0 <= ids < about.rows:
+            accepted = writer.add_one(ids, values)  # the same in half the time
+            if accepted:
+                return accepted
         rows = np.atleast_1d(np.asarray(ids))
         new = as_fp32("values", values)
         if rows.ndim != 1 or rows.dtype.kind not in "iu":
@@ -165,6 +170,11 @@ class RowTable:
         if self._writer:
             await self._writer.close(Deadline.after(_CLOSE_S))
 
+    def _is_row(self, values: Array) -> bool:
+        """Whether it is a row of finite numbers as it stands: nothing else times zero is zero."""
+        same = values.dtype == self._zeros.dtype and values.shape == self._zeros.shape
+        return same and bool(values.dot(self._zeros) == 0.0)
+
     async def _horizon(self) -> int:
         home = self._home
         log = await home.bus.logs.identity(self._to)
@@ -184,6 +194,7 @@ class RowTable:
     async def _open_writer(self) -> tuple[RowWriter, Table]:
         about = await self._table()
         if self._writer is None:
+            self._zeros = np.zeros(about.width, np.float32)
             self._writer = RowWriter(self._home.bus, self._to, about.width, about.update_rows)
         return self._writer, about
 

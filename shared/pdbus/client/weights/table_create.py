@@ -87,11 +87,12 @@ async def _send_chunks(update: Update, layer: str, shape: tuple[int, int], init:
 def _chunks(shape: tuple[int, int], init: Init) -> Iterator[Array]:
     rows, width = shape
     step = _BLOCKS_AT_ONCE * rows_per_block(shape, _DTYPE)
-    if not callable(init) and tuple(np.shape(init)) != shape:
-        raise InvalidRequest(f"the table has shape {shape}, not {tuple(np.shape(init))}", param="init")
+    array: Any = init
+    if not callable(init) and tuple(np.shape(array)) != shape:
+        raise InvalidRequest(f"the table has shape {shape}, not {tuple(np.shape(array))}", param="init")
     for first in range(0, rows, step):
         count = min(step, rows - first)
-        given = init(first, count) if callable(init) else init[first : first + count]
+        given = init(first, count) if callable(init) else array[first : first + count]
         chunk = as_fp32("init", given)
         if chunk.shape != (count, width):
             raise InvalidRequest(f"rows {first} on have shape {(count, width)}, not {chunk.shape}", param="init")

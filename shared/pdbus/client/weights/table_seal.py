@@ -122,7 +122,7 @@ async def _sealed(
     return about.sealed(with_blocks(about.tensor, digests), log, overlay.seq)
 
 
-def _edited(about: Table, old: dict[int, memoryview], edits: dict[int, Edit]) -> list[NewBlock]:
+def _edited(about: Table, old: Mapping[int, memoryview], edits: Mapping[int, Edit]) -> list[NewBlock]:
     made = (edited(about.tensor, index, old[index], edit) for index, edit in edits.items())
     return [block for block in made if block]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -39,9 +39,10 @@ class Weights(Versions):
         self._tables: dict[str, RowTable] = {}
 
     async def close(self) -> None:
-        for table in self._tables.values():
-            await table.close()
-        await super().close()
+        async with AsyncExitStack() as ending:
+            ending.push_async_callback(super().close)
+            for table in self._tables.values():
+                ending.push_async_callback(table.close)
 
     def table(self, name: str) -> RowTable:
         """A sparse table, which need not exist yet. Raises InvalidRequest for what can't name one."""

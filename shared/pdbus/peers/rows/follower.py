@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from types import TracebackType
@@ -48,14 +49,22 @@ class RowFollower:
         self._cache = RowCache(1, 1)
         self._log = ""
         """Of the log that the cache follows; empty while it follows none, and counts for nothing."""
-        self._moved = asyncio.Event()
         self._again = asyncio.Event()
+        self._begun = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._stop_listening: Callable[[], None] = lambda: None
 
     async def __aenter__(self) -> Self:
+        """Returns once it follows the log; where that takes long, it asks servers until then."""
         self._stop_listening = self._history.on_change(self._on_change)
         self._task = asyncio.create_task(self._run())
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_OPEN_S):
+                    await self._begun.wait()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
         return self
 
     async def __aexit__(
@@ -65,18 +74,9 @@ class RowFollower:
         await cancelled(self._task)
 
     @property
-    def following(self) -> bool:
-        """Whether rows are kept now: else each lookup asks a server."""
-        return bool(self._log)
-
-    @property
     def seq(self) -> int:
         """How far it has followed the log; 0 while it doesn't."""
         return self._cache.seq if self._log else 0
-
-    async def changed(self) -> None:
-        """Returns after the next entry of the log."""
-        await self._moved.wait()
 
     async def lookup(self, ids: Array, ctx: RequestContext, *, at_least: int = 0) -> Rows:
         """Rows by id (int64, repeats allowed), at least as of `at_least`, and of all that came here before the call.
@@ -114,8 +114,6 @@ class RowFollower:
             self._cache.apply(seq, *decoded_update(update, table.rows, table.width))
         except InvalidRequest:  # every reader passes it over
             self._cache.skip(seq)
-        self._moved.set()
-        self._moved = asyncio.Event()
 
     def _on_change(self, history: History) -> None:
         if history.head(LINE) != self._head:
@@ -140,6 +138,7 @@ class RowFollower:
         self._cache = RowCache(self._table.width, self._most_bytes, last)
         async with self._bus.logs.tail(self._to, last, self._take) as tail:
             self._log = name
+            self._begun.set()
             lost = asyncio.ensure_future(tail.lost())
             try:
                 while not lost.done():
