@@ -78,7 +78,7 @@ class Streaming:
 
     @property
     def weight_memory(self) -> float:
-        """What the streamed weights take at most, as a share of all. What else grows is taken to be the same in both."""
+        """What the streamed weights take at most, as a share of all. What else grows is taken as the same in both."""
         whole = self.resident.weights_bytes
         others = self.resident.peak_bytes - self.resident.before_bytes - whole
         return (self.streamed.peak_bytes - self.streamed.before_bytes - others) / whole
