@@ -92,7 +92,7 @@ def processes(
     engine = {
         "PDBUS_THREADS": str(threads),
         "OMP_NUM_THREADS": str(threads),
-        "PDBUS_CACHE": str(folder.of_model(options.model) / "weights"),
+        "PDBUS_WEIGHT_CACHE": str(folder.of_model(options.model) / "weights"),
     }
     given = {
         "PDBUS_CORES_FILE": cores_file,

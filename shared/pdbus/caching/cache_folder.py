@@ -12,6 +12,7 @@ A cache only makes things faster: where the disk refuses, it is as if nothing we
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import logging
@@ -114,14 +115,12 @@ class CacheFolder:
     def creating(self, kind: Kind, key: bytes, name: Name, size: int) -> Iterator[Path | None]:
         """A path at which to write a file of `size` bytes, that gets its name once the scope is left; None where the
         disk has refused lately, or has no room. What the disk refuses within the scope is logged, not raised."""
-        if size > self._budget // 2 or time.monotonic() < self._silent_until_s:
+        if not self._has_room(size):
             yield None
             return
         new = self.path / kind / f"{_NEW}{os.getpid()}-{next(self._numbers)}"
         try:
             try:
-                if shutil.disk_usage(self.path).free < 2 * size:
-                    raise OSError("the disk is full")
                 yield new
                 final = self._path(kind, key)
                 final.parent.mkdir(exist_ok=True)
@@ -137,6 +136,17 @@ class CacheFolder:
     def _count(self, key: bytes, name: Name) -> float:
         with self._mutex:
             return self._worths.read(name, key)
+
+    def _has_room(self, size: int) -> bool:
+        if size > self._budget // 2 or time.monotonic() < self._silent_until_s:
+            return False
+        try:
+            if shutil.disk_usage(self.path).free >= 2 * size:
+                return True
+            self._refused(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        except OSError as error:
+            self._refused(error)
+        return False
 
     def _refused(self, error: OSError) -> None:
         self.counts["refused"] += 1
@@ -166,16 +176,16 @@ class CacheFolder:
             return used
         if used <= budget:
             return used
-        with self._lock_file.open("rb") as lock:
-            try:
+        try:
+            with self._lock_file.open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return used
-            chosen = victims(found, used - budget + int(_FREED * budget))
-            for _, _, path in chosen:
-                _remove(Path(path))
-            self._worths.floor = max(self._worths.floor, chosen[-1][0])
-            _set_worth(self._lock_file, self._worths.floor)
+                chosen = victims(found, used - budget + int(_FREED * budget))
+                for _, _, path in chosen:
+                    _remove(Path(path))
+                self._worths.floor = max(self._worths.floor, chosen[-1][0])
+                _set_worth(self._lock_file, self._worths.floor)
+        except OSError:  # held by another process, or the folder is gone
+            return used
         self.counts["evicted"] += len(chosen)
         return used - sum(size for _, size, _ in chosen)
 

@@ -42,9 +42,9 @@ class EngineService(Service[S], Generic[S]):
         super().__init__(settings, bus)
         self.fleet = Fleet(bus)
         self._history = HistoryFollower(bus, settings.model)
-        self._cache = ModelCache.open(settings.cache, settings.cache_bytes)
+        self._cache = ModelCache.open(settings.weight_cache, settings.weight_cache_bytes)
         if settings.weight_bytes is not None and self._cache.folder is None:
-            raise SettingsError(f"PDBUS_WEIGHT_BYTES: layers can't be streamed from the folder {settings.cache}")
+            raise SettingsError(f"PDBUS_WEIGHT_BYTES: layers can't be streamed from the folder {settings.weight_cache}")
         self._reader = BlockReader(bus, settings.model, self._history, self._cache)
         options = BackendOptions(
             settings.engine,

@@ -31,10 +31,10 @@ class EngineSettings(Settings):
     """A ledger (native/cores.py) in which the workers of one machine say when they compute. Each step of the native
     engine then takes its cores divided by the workers that compute just then, and follows changes from layer to layer;
     `threads` is for torch alone, which can't follow. `pdbus up` makes one for its workers."""
-    cache: Path | None = None
+    weight_cache: Path | None = None
     """A folder for weights that this host has had before; its workers may share one, and `pdbus up` gives its workers
     one. Absent: none are kept beyond the versions that are loaded."""
-    cache_bytes: int = 4 << 30
+    weight_cache_bytes: int = 4 << 30
     """What that folder may hold on disk: blocks in fp32 and packed layers, together about 5 bytes a
     parameter. It is never more than half of what the disk has free."""
     weight_bytes: int | None = None
@@ -62,12 +62,14 @@ class EngineSettings(Settings):
             )
         if self.engine == "native" and not self.device.startswith("cpu"):
             raise SettingsError("PDBUS_ENGINE=native computes on a CPU only")
-        if self.cache_bytes < 0:
-            raise SettingsError("PDBUS_CACHE_BYTES must be 0 or above")
-        if self.weight_bytes is not None and (self.cache is None or not self.cache_bytes):
-            raise SettingsError("PDBUS_WEIGHT_BYTES needs a cache folder to read layers from: set PDBUS_CACHE")
+        if self.weight_cache_bytes < 0:
+            raise SettingsError("PDBUS_WEIGHT_CACHE_BYTES must be 0 or above")
+        if self.weight_bytes is not None and (self.weight_cache is None or not self.weight_cache_bytes):
+            raise SettingsError("PDBUS_WEIGHT_BYTES needs a cache folder to read layers from: set PDBUS_WEIGHT_CACHE")
         if not 1 <= self.layer_groups <= 16:
             raise SettingsError(f"PDBUS_LAYER_GROUPS must be 1 to 16, not {self.layer_groups}")
+        if self.weight_bytes is not None and self.layer_groups > 1:
+            raise SettingsError("PDBUS_LAYER_GROUPS needs all weights in memory: leave PDBUS_WEIGHT_BYTES out")
         if self.most_running < 1:
             raise SettingsError("PDBUS_MOST_RUNNING must be at least 1")
         if self.chunk_tokens < PAGE_TOKENS:

@@ -152,7 +152,7 @@ async def _fill(
     builder: Builder[Model], root: Digest, source: WeightSource, ctx: RequestContext, progress: Progress
 ) -> None:
     """Fetches a part while the one before it is packed: no more of them are in memory at once."""
-    wanted = (*builder.patches, *builder.parts)
+    wanted: list[Part | Patch] = [*builder.patches, *builder.parts]
     total, done = sum(part.nbytes for part in wanted), 0
     packing: asyncio.Task[None] | None = None
     try:
@@ -194,7 +194,8 @@ def _kept(tensors: Mapping[str, Tensor], builder: Builder[Model]) -> tuple[int, 
         for name in part.shapes:
             rows = part.rows or slice(0, tensors[name].shape[0])
             blocks -= len(blocks_of_rows(tensors[name].shape, "fp32", rows))
-    return blocks, size - sum(part.nbytes for part in (*builder.patches, *builder.parts))
+        size -= part.nbytes
+    return blocks, size - sum(patch.nbytes for patch in builder.patches)
 
 
 def _told(progress: Progress, before: int, total: int, done: int, of_part: int) -> None:

@@ -62,8 +62,8 @@ class LayerPatch:
                 linear.put(place.row + start, values, self._pack, place.every, place.offset)
 
     def layer(self) -> NativeLayer:
-        linears = {field: linear.packed() for field, linear in self._linears.items()}
-        return replace(self._old, **self._norms, **linears)
+        changed: dict[str, Any] = {field: linear.packed() for field, linear in self._linears.items()}
+        return replace(self._old, **(changed | self._norms))
 
     def _put_qk_norm(self, gains: Array, *, of_q: bool) -> None:
         heads = self._config.heads

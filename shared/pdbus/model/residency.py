@@ -8,7 +8,7 @@ in the system's page cache, as far as there is room, and not in this process's m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -74,7 +74,7 @@ class Residency:
         if piece.mapped and piece.mapped not in self._kept:
             piece.mapped.ahead()
 
-    def walk(self, pieces: Sequence[Piece]) -> Iterator[int]:
+    def walk(self, pieces: Sequence[Piece]) -> Generator[int, None, None]:
         """Their indices in order: each is let go as soon as the next one is asked for."""
         for index, piece in enumerate(pieces):
             if index + 1 < len(pieces):

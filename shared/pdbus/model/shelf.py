@@ -96,13 +96,14 @@ class Shelf:
             mapped = FileMemory(path)
         except (OSError, ValueError):  # evicted meanwhile, or empty
             return None
-        sound = _is_sound(memoryview(mapped.memory))
-        mapped.drop()
-        if not sound:
+        content = memoryview(mapped.memory)
+        if not _is_sound(content):
             self._folder.damaged("packed", key)
             return None
         self._folder.used("packed", key, (name, -1))
-        return _piece(memoryview(mapped.memory), mapped)
+        piece = _piece(content, mapped)
+        mapped.drop()  # last: a touch of the header alone may bring in megabytes of what follows
+        return piece
 
     def put(self, key: Digest, name: str, piece: Piece) -> bool:
         """False: the disk refuses."""

@@ -149,6 +149,6 @@ class StreamedBuilder(Generic[M_co]):
         found = self._shelf.map(key, name)
         if found is None:
             raise Corrupt(
-                "a layer that was just written can't be read: PDBUS_CACHE_BYTES may be too small for the model"
+                "a layer that was just written can't be read: PDBUS_WEIGHT_CACHE_BYTES may be too small for the model"
             )
         self._found[key] = found

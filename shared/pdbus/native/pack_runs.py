@@ -28,7 +28,7 @@ class PackedRuns:
         self._kind, self._inputs = 0, 0
         self._arrays: tuple[Array | None, ...] = ()
 
-    def add(self, weight: Array, bias: Array | None = None, at: int | None = None) -> PackedLinear:
+    def add(self, weight: Array, bias: Array | None = None, at: int | None = None) -> None:
         """weight fp32 [rows, inputs], bias fp32 [rows]; rows: a multiple of 16, unless they are the last ones.
 
         `bias`: for all rows of the layer, or for none. `at`: the first row, where they don't come in order."""

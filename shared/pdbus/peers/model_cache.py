@@ -103,10 +103,14 @@ class ModelCache:
     async def turn(self) -> AsyncIterator[None]:
         """One task of all processes of the host fetches at a time, since the others most likely want the same; who has
         waited for long does not wait any more. More may be here now than before."""
-        if self.folder is None:
+        try:
+            file = (self.folder.path / "fetching").open("wb") if self.folder else None
+        except OSError:  # without the folder there is nothing to be shared
+            file = None
+        if file is None:
             yield
             return
-        with (self.folder.path / "fetching").open("wb") as file:
+        with file:
             loop = asyncio.get_running_loop()
             give_up = loop.time() + _TURN_S
             while not _locked(file.fileno()) and loop.time() < give_up:  # noqa: ASYNC110 - a lock tells nobody

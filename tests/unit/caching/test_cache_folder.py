@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -131,6 +132,22 @@ def test_a_full_disk_is_no_error_and_is_left_alone_for_a_while(tmp_path: Path, m
     monkeypatch.setattr(subject, "_SILENT_S", 0.0)
     folder._silent_until_s = 0.0
     assert put(folder, 1)
+
+
+def test_a_folder_that_vanishes_is_as_if_nothing_were_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = CacheFolder(tmp_path / "cache", 1 << 20)
+    put(folder, 1)
+    shutil.rmtree(tmp_path / "cache")
+    assert read(folder, 1) is None
+    assert not put(folder, 2)
+
+
+def test_the_last_bytes_of_a_disk_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = CacheFolder(tmp_path, 1 << 20)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(subject.shutil, "disk_usage", lambda path: usage._replace(free=SIZE))
+    assert not put(folder, 1)
+    assert folder.counts["refused"] == 1
 
 
 WRITES = """

@@ -46,6 +46,9 @@ def test_a_worker_takes_what_cores_it_may_use_unless_told() -> None:
         {"PDBUS_PRECISION": "int8", "PDBUS_ENGINE": "torch"},
         {"PDBUS_PRECISION": "int4", "PDBUS_DEVICE": "cuda"},
         {"PDBUS_ENGINE": "native", "PDBUS_DEVICE": "cuda"},
+        {"PDBUS_WEIGHT_BYTES": "40000000"},
+        {"PDBUS_WEIGHT_BYTES": "40000000", "PDBUS_WEIGHT_CACHE": "weights", "PDBUS_WEIGHT_CACHE_BYTES": "0"},
+        {"PDBUS_WEIGHT_CACHE_BYTES": "-1"},
     ],
     ids=str,
 )

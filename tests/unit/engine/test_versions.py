@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pdbus.caching.cache_folder import CacheFolder
 from pdbus.context import Deadline
 from pdbus.engine import failure
 from pdbus.engine import loaded as subject
@@ -17,6 +19,7 @@ from pdbus.model.backend import Backend
 from pdbus.model.backends import BackendOptions, open_backend
 from pdbus.model.checkpoint import Checkpoint, open_checkpoint
 from pdbus.model.config import ModelConfig
+from pdbus.settings import SettingsError
 from tests.support.asking import until
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.workers import LocalSource
@@ -98,7 +101,7 @@ async def test_a_pin_keeps_a_version_until_it_is_released(source: LocalSource) -
 async def test_a_version_that_a_request_names_is_loaded_and_lingers(
     source: LocalSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subject, "_LINGER_S", 0.2)
+    monkeypatch.setattr(subject, "_LINGER_S", 0.5)
     a, b = source.root_of["a"], source.root_of["b"]
     async with Versions(source, torch_backend) as versions:
         versions.want([a])
@@ -203,3 +206,28 @@ async def test_unchanged_layers_are_shared_between_versions(source: LocalSource)
             assert asked == []
             assert pin.version.model.layers[0] is first.model.layers[0]
             assert pin.version.scope == first.scope
+
+
+async def test_a_budget_that_no_version_fits_in_ends_the_start_and_says_what_would_do(
+    source: LocalSource, tmp_path: Path
+) -> None:
+    def too_small(config: ModelConfig) -> Backend:
+        return open_backend(BackendOptions("torch", folder=CacheFolder(tmp_path, 1 << 30), weight_bytes=1000), config)
+
+    async with Versions(source, too_small) as versions:
+        versions.want([source.root_of["a"]])
+        with pytest.raises(SettingsError, match=r"PDBUS_WEIGHT_BYTES is 1000; this model needs at least \d+"):
+            await versions.first()
+
+
+async def test_a_newer_version_is_told_apart_from_what_is_kept_of_the_older_one(source: LocalSource) -> None:
+    kept: list[tuple[int, int]] = []
+    a = source.root_of["a"]
+    async with Versions(source, torch_backend, on_kept=lambda blocks, size: kept.append((blocks, size))) as versions:
+        versions.want([a])
+        await versions.first()
+        twin = b"t" * 32
+        source.manifests[twin], source._checkpoints[twin] = source.manifests[a], source._checkpoints[a]
+        (await versions.pin(twin, soon())).release()
+    tensors = [tensor for tensor in source.manifests[a].tensors.values() if not tensor.name.startswith("meta/")]
+    assert kept == [(0, 0), (sum(len(tensor.blocks) for tensor in tensors), sum(tensor.nbytes for tensor in tensors))]

@@ -69,6 +69,12 @@ def test_only_engines_get_the_ledger_of_cores_and_only_where_there_is_one() -> N
     assert not any("PDBUS_CORES_FILE" in plan.settings for plan in _plans(Options("x.gguf", "m")))
 
 
+def test_the_workers_of_a_host_share_one_cache_of_weights() -> None:
+    plans = _plans(Options("x.gguf", "m", prefill=2, decode=2))
+    assert len({plan.settings.get("PDBUS_WEIGHT_CACHE") for plan in plans if plan.service in ENGINES}) == 1
+    assert not any("PDBUS_WEIGHT_CACHE" in plan.settings for plan in plans if plan.service not in ENGINES)
+
+
 def test_libraries_make_no_more_threads_than_the_process_may_use() -> None:
     for plan in _plans(Options("x.gguf", "m", prefill=2), cores=6):
         assert plan.settings["OMP_NUM_THREADS"] == plan.settings.get("PDBUS_THREADS", "1")
