@@ -112,6 +112,7 @@ class Branch:
         after, last = history.sealed_upto(self.name, born), await self._bus.logs.last_seq(self._to)
         span = Sealed(self.name, born, after, min(upto or last, last))
         if span.upto <= after:
+            await self._bus.logs.purge(self._to, upto=after)  # a sealer may have died before it did
             raise NotFound(f"the branch {self.name} has nothing that is not sealed")
         terms = Terms("", ref, message or f"branch {self.name}", author or me(), sealed=span)
         rebased: list[Digest] = []
