@@ -48,6 +48,8 @@ class Branches(RuleBasedStateMachine):
         left = [task for task in self.tasks if not task.done()]
         if left:
             self.loop.run_until_complete(asyncio.wait(left))
+        for task in self.tasks:
+            assert task.cancelled() or task.exception() is None, task
         self.check()
         self.whole()
         self.loop.close()
@@ -68,20 +70,23 @@ class Branches(RuleBasedStateMachine):
         self.settle()
 
     def settle(self) -> None:
-        for _ in range(8):
+        for _ in range(12):
             self.loop.run_until_complete(asyncio.sleep(0))
 
-    @precondition(lambda self: len(self.world.gate.waiting) < 6)
-    @rule(at=AT, value=VALUES, adds=st.booleans())
-    def push(self, at: int, value: float, adds: bool) -> None:
+    @precondition(lambda self: len(self.world.gate.waiting) < 4)
+    @rule(at=AT, value=VALUES, adds=st.booleans(), at_once=st.booleans())
+    def push(self, at: int, value: float, adds: bool, at_once: bool) -> None:
         branch = self.branch()
+        self.world.gate.open = at_once
         self.start("push", (branch.add if adds else branch.push)(NAME, [value], elements=[at]))
+        self.world.gate.open = False
 
     @precondition(lambda self: sum(kind == "seal" and not task.done() for task, kind in self.tasks.items()) < 2)
     @rule()
     def seal(self) -> None:
         self.start("seal", self.branch().seal(author="me"))
 
+    @precondition(lambda self: len(self.world.gate.waiting) < 4)
     @rule(at=AT, value=VALUES)
     def transaction(self, at: int, value: float) -> None:
         async def commit() -> None:
@@ -95,7 +100,7 @@ class Branches(RuleBasedStateMachine):
 
         self.start("transaction", commit())
 
-    @rule(pick=st.integers(0, 5), steps=st.integers(1, 12))
+    @rule(pick=st.integers(0, 5), steps=st.sampled_from([1, 2, 4, 7, 9, 11, 13, 30]))
     def go_on(self, pick: int, steps: int) -> None:
         """One of them, for some steps."""
         if not self.world.gate.waiting:
@@ -157,4 +162,4 @@ class Branches(RuleBasedStateMachine):
 
 
 TestBranches = Branches.TestCase
-TestBranches.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestBranches.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
