@@ -4,7 +4,7 @@ until the test lets it go on. What runs in it is the real Branch and the real co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -80,10 +80,14 @@ class MemoryLogs:
             raise Conflict("the answer was lost")
         return seq
 
-    async def next(self, to: ToEvent[Any], after: int) -> Record[Any] | None:
-        await self.gate()
-        found = next((it for it in self.entries.get(to.name, []) if it[0] > after), None)
-        return Record(found[0], found[0] * S, decode(to.subject.message, found[1])) if found else None  # type: ignore[union-attr]
+    async def between(self, to: ToEvent[Any], after: int, upto: int) -> AsyncIterator[Record[Any]]:
+        while True:
+            await self.gate()
+            found = next((it for it in self.entries.get(to.name, []) if after < it[0] <= upto), None)
+            if not found:
+                return
+            after = found[0]
+            yield Record(after, after * S, decode(to.subject.message, found[1]))  # type: ignore[union-attr]
 
     async def last_seq(self, to: ToEvent[Any]) -> int:
         await self.gate()

@@ -38,9 +38,7 @@ async def entries(target: Target, *, whole: bool = True) -> tuple[list[tuple[int
         to = CHANGELOG(model=target.model)
         last = await bus.logs.last_seq(to)
         first = 0 if whole else await _older_checkpoint(bus, target.model)
-        seq = first
-        while seq < last and (record := await bus.logs.next(to, seq)):
-            seq = record.seq
+        async for record in bus.logs.between(to, first, last):
             found.append((record.seq, record.time_ns, record.entry))
     return found, first
 

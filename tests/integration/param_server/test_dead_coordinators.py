@@ -78,7 +78,7 @@ async def test_a_coordinator_dies_at_every_step(nats_url: str, tmp_path: Path, u
                 weights = Weights(bus, rig.model)
                 await weights.history()
                 mortal = Mortal(bus, lives, answers_lost)
-                timeout_s = 3.0 if lives is not None and not answers_lost else 60.0
+                timeout_s = 2.0 if lives is not None and not answers_lost else 60.0
                 with suppress(Killed, DeadlineExceeded):  # the latter where the machine is that slow
                     async with weights.begin(ref=line, timeout_s=timeout_s) as update:
                         await update.stage_elements(NORM, [0], [value])

@@ -241,7 +241,7 @@ async def test_killed_processes_leave_the_old_version_and_the_others_are_told(ri
         child = await start(f"without {victim}", victim, EMBED, "staged")
         assert await said(child) == "ready"
         go(child)
-        terms = {"tx": f"without {victim}", "timeout_s": 4.0}
+        terms = {"tx": f"without {victim}", "timeout_s": 3.0}
         left = asyncio.create_task(push(three[victim], (1 - victim, 2), norm(1), **terms))
         assert [await said(child), await said(child)] == ["begun", "staged"]
         child.send_signal(signal.SIGKILL)

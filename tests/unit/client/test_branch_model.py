@@ -162,4 +162,4 @@ class Branches(RuleBasedStateMachine):
 
 
 TestBranches = Branches.TestCase
-TestBranches.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestBranches.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
