@@ -13,19 +13,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from pdbus.client.weights import Update, Weights
+from pdbus.client.weights.lineage import FINGERPRINT
 from pdbus.client.weights.weights import CANARY, STABLE
 from pdbus.errors import DeadlineExceeded
 from pdbus.messages.common import Digest
 from pdbus.model.checkpoint import Checkpoint, open_checkpoint
 from pdbus.stack.attach import Target, attached
 from pdbus.stack.view import wide_console
-from pdbus.stack.weights_log import short, when
-from pdbus.weights.history import History, Version
+from pdbus.stack.weights_log import short
 
 _PUSH_S = 600.0
 _MOVE_S = 60.0
-_FINGERPRINT = "root-"
-"""An answer's `system_fingerprint` is this and the digits of its root."""
 
 
 @dataclass(frozen=True)
@@ -102,38 +100,10 @@ async def _wait(weights: Weights, wanted: Push, root: Digest, console: Console) 
         console.print(f"{wanted.ref} went on to another version first")
 
 
-def show(target: Target, name: str) -> int:
-    """What is known of one version: where it comes from, and what names it."""
-
-    async def find() -> tuple[Version, History, int]:
-        async with opened(target) as weights:
-            version = await weights.resolve(name.removeprefix(_FINGERPRINT))
-            manifest = await weights.manifest(version.root)
-            return version, await weights.history(), sum(tensor.nbytes for tensor in manifest.tensors.values())
-
-    version, history, size = asyncio.run(find())
-    commit = version.commit
-    named = [ref for ref, root in history.refs.items() if root == version.root]
-    rows = [("root", version.root.hex()), ("size", f"{size / 1e6:.1f} MB"), ("refs", ", ".join(named) or "none")]
-    if commit:
-        rows += [
-            ("committed", when(version.at.time_ns)), ("author", commit.author), ("message", commit.message),
-            ("parent", commit.parent.hex() if commit.parent else "none"), ("line", commit.ref or "none"),
-            ("changed", ", ".join(layer for layer, _ in commit.layers)),
-        ]  # fmt: skip
-    if version.left:
-        rows.append(("left", f"{when(version.left.time_ns)}, its last ref"))
-    table = Table(Column(no_wrap=True), "", box=None, show_header=False)
-    for row in rows:
-        table.add_row(*row)
-    wide_console().print(table)
-    return 0
-
-
 def diff(target: Target, old: str, new: str) -> int:
     async def find() -> list[tuple[str, str, str]]:
         async with opened(target) as weights:
-            names = [name.removeprefix(_FINGERPRINT) for name in (old, new)]
+            names = [name.removeprefix(FINGERPRINT) for name in (old, new)]
             found = await weights.diff(*names)
         return [(one.name, f"{len(one.blocks)} of {one.of}", f"{one.bytes / 1e6:.2f}") for one in found]
 

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pdbus.stack.branch_cli import add_branch
 from pdbus.stack.settings import StackSettings
 
 if TYPE_CHECKING:
@@ -38,10 +39,10 @@ def add_weights(
     def run_log(given: argparse.Namespace, settings: StackSettings) -> int:
         from pdbus.stack.weights_log import show_log
 
-        return show_log(target(given, settings))
+        return show_log(target(given, settings), whole=given.all)
 
     def run_show(given: argparse.Namespace, settings: StackSettings) -> int:
-        from pdbus.stack.weights import show
+        from pdbus.stack.weights_show import show
 
         return show(target(given, settings), given.version)
 
@@ -91,6 +92,7 @@ def add_weights(
 
     log = kinds.add_parser("log", help="the change log")
     log.set_defaults(command=run_log)
+    log.add_argument("--all", action="store_true", help="from the beginning, not only since the last two checkpoints")
 
     show = kinds.add_parser("show", help="where a version comes from")
     show.set_defaults(command=run_show)
@@ -127,7 +129,7 @@ def add_weights(
     gc = kinds.add_parser("gc", help="give up versions that no ref needs, without waiting for the rollback window")
     gc.set_defaults(command=run_gc)
     gc.add_argument("versions", metavar="VERSION", nargs="*", help=f"{_VERSION} (default: all)")
-    return [push, log, show, diff, ref, rollback, canary, gc]
+    return [push, log, show, diff, ref, rollback, canary, gc, *add_branch(kinds, target)]
 
 
 def _share(text: str) -> float:

@@ -8,45 +8,56 @@ from collections.abc import Iterator
 
 from rich.table import Column, Table
 
+from pdbus.bus.bus import Bus
 from pdbus.errors import NotFound
 from pdbus.messages.changelog import LogEntry
 from pdbus.messages.common import Digest
 from pdbus.stack.attach import Target, attached
 from pdbus.stack.view import wide_console
-from pdbus.subjects import CHANGELOG
+from pdbus.subjects import CHANGELOG, CHECKPOINTS
 
-_LOG_S = 5.0
 _SHORT = 12
 
 
-def show_log(target: Target) -> int:
+def show_log(target: Target, *, whole: bool = True) -> int:
     table = Table(*(Column(title, no_wrap=True) for title in ("seq", "when", "kind", "what")), "", box=None)
-    for row in _rows(asyncio.run(entries(target))):
+    found, first = asyncio.run(entries(target, whole=whole))
+    for row in _rows(found):
         table.add_row(*row)
+    if first:
+        wide_console().print(f"entries up to {first} are left out: --all shows them")
     wide_console().print(table)
     return 0
 
 
-async def entries(target: Target) -> list[tuple[int, int, LogEntry]]:
-    """(sequence, wall-clock ns, entry) of the whole change log."""
+async def entries(target: Target, *, whole: bool = True) -> tuple[list[tuple[int, int, LogEntry]], int]:
+    """(sequence, wall-clock ns, entry) of the change log; and the last sequence that was left out: the older of the two
+    checkpoints that are kept, unless the `whole` log is wanted."""
     found: list[tuple[int, int, LogEntry]] = []
     async with attached(target) as bus:
         to = CHANGELOG(model=target.model)
         last = await bus.logs.last_seq(to)
-        if last == 0:
-            return found
-        async with asyncio.timeout(_LOG_S):
-            async for record in bus.logs.follow(to):
-                found.append((record.seq, record.time_ns, record.entry))
-                if record.seq >= last:
-                    break
-    return found
+        first = 0 if whole else await _older_checkpoint(bus, target.model)
+        async for record in bus.logs.between(to, first, last):
+            found.append((record.seq, record.time_ns, record.entry))
+    return found, first
+
+
+async def _older_checkpoint(bus: Bus, model: str) -> int:
+    try:
+        older = await bus.logs.next(CHECKPOINTS(model=model), 0)
+        born = (await bus.logs.state(CHANGELOG(model=model))).created
+    except NotFound:
+        return 0
+    return older.entry.seq if older and older.entry.log == born else 0
 
 
 def describe(entry: LogEntry) -> tuple[str, str, str]:
     """(kind, what, who and why) of one entry, for people."""
     if commit := entry.commit:
-        return "commit", short(commit.root), f"{commit.author}: {commit.message} ({len(commit.layers)} layers)"
+        taken = f", {commit.sealed.branch} up to {commit.sealed.upto}" if commit.sealed else ""
+        what = f"{commit.author}: {commit.message} ({len(commit.layers)} layers{taken})"
+        return "commit", short(commit.root), what
     if ref := entry.ref:
         share = "" if ref.share is None else f" for {ref.share:.0%}"
         why = ": ".join(part for part in (ref.author, ref.message) if part)
@@ -57,7 +68,7 @@ def describe(entry: LogEntry) -> tuple[str, str, str]:
         return "member", member.server, f"{member.action}s"
     if forget := entry.forget:
         return "forget", ", ".join(map(short, forget.roots)), forget.author
-    return "checkpoint", "", ""
+    return "unknown", "", ""
 
 
 def _rows(found: list[tuple[int, int, LogEntry]]) -> Iterator[tuple[str, ...]]:

@@ -28,6 +28,8 @@ ENSURE_S = 60.0
 RETRY_S = 0.1
 BRANCH_ENTRIES = 32_768
 """Unsealed, of one branch; the next one is refused."""
+_AHEAD = 16
+"""Entries that are asked for at once."""
 _BRANCH_BYTES = 4 << 30
 """Of all branches together."""
 
@@ -140,6 +142,21 @@ class Logs:
                 return self._record(to, stored)
             after = stored.seq
         return None
+
+    async def between(self, to: ToEvent[Q], after: int, upto: int) -> AsyncGenerator[Record[Q], None]:
+        """The entries after one sequence, up to another, that can be read. Raises as `last_seq`.
+
+        Asked for many at a time: from each sequence on the next one, so that none is passed over."""
+        while after < upto:
+            asked = range(after + 1, min(after + _AHEAD, upto) + 1)
+            stored = await asyncio.gather(*(self._js.next(_stream(to), to.name, seq) for seq in asked))
+            found = {one.seq: one for one in stored if one and one.seq <= upto}
+            if not found:
+                return
+            for seq in sorted(found):
+                with suppress(InvalidRequest):
+                    yield self._record(to, found[seq])
+            after = max(found)
 
     def _record(self, to: ToEvent[Q], stored: Stored) -> Record[Q]:
         if not isinstance(to.subject, Log):

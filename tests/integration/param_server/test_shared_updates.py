@@ -204,7 +204,10 @@ from pdbus.client import connect
 
 async def main(url, model, tx, number, name, until):
     async with connect(url, model) as client:
-        async with client.weights.begin(tx=tx, part=(number, 2), timeout_s=2.5) as update:
+        await client.weights.history()
+        print("ready", flush=True)
+        sys.stdin.readline()
+        async with client.weights.begin(tx=tx, part=(number, 2), timeout_s=90.0) as update:
             print("begun", flush=True)
             if until == "begun": await asyncio.sleep(60)
             await update.stage_rows(name, [1], np.full((1, *update.tensor(name).shape[1:]), 5, np.float32))
@@ -223,8 +226,12 @@ async def test_killed_processes_leave_the_old_version_and_the_others_are_told(ri
     async def start(tx: str, number: int, name: str, until: str) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable, "-c", PART, rig.url, rig.model, tx, str(number), name, until,
-            stdout=asyncio.subprocess.PIPE, env=dict(os.environ),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=dict(os.environ),
         )  # fmt: skip
+
+    def go(process: asyncio.subprocess.Process) -> None:
+        assert process.stdin
+        process.stdin.write(b"go\n")
 
     async def said(process: asyncio.subprocess.Process) -> str:
         assert process.stdout
@@ -232,16 +239,21 @@ async def test_killed_processes_leave_the_old_version_and_the_others_are_told(ri
 
     async def without(victim: int) -> None:
         child = await start(f"without {victim}", victim, EMBED, "staged")
-        terms = {"tx": f"without {victim}", "timeout_s": 2.5 if victim else 20.0}
+        assert await said(child) == "ready"
+        go(child)
+        terms = {"tx": f"without {victim}", "timeout_s": 3.0}
         left = asyncio.create_task(push(three[victim], (1 - victim, 2), norm(1), **terms))
         assert [await said(child), await said(child)] == ["begun", "staged"]
         child.send_signal(signal.SIGKILL)
         await child.wait()
-        error = await asyncio.wait_for(left, 20)
+        error = await asyncio.wait_for(left, 40)
         assert isinstance(error, DeadlineExceeded | Unavailable), error
 
     async def together() -> None:
         children = [await start("together", 0, EMBED, ""), await start("together", 1, UP1, "")]
+        assert [await said(child) for child in children] == ["ready", "ready"]
+        for child in children:
+            go(child)
         told = [[await said(child) for _ in range(3)][2] for child in children]
         assert [await child.wait() for child in children] == [0, 0]
         assert told[0] == told[1]

@@ -112,6 +112,7 @@ class Branch:
         after, last = history.sealed_upto(self.name, born), await self._bus.logs.last_seq(self._to)
         span = Sealed(self.name, born, after, min(upto or last, last))
         if span.upto <= after:
+            await self._bus.logs.purge(self._to, upto=after)  # a sealer may have died before it did
             raise NotFound(f"the branch {self.name} has nothing that is not sealed")
         terms = Terms("", ref, message or f"branch {self.name}", author or me(), sealed=span)
         rebased: list[Digest] = []
@@ -144,14 +145,14 @@ class Branch:
     async def _apply(self, update: Update, span: Sealed, deadline: Deadline) -> tuple[int, int]:
         """Stages what the entries make of the update's parent; returns how many there were, and how many were void."""
         blocks: dict[str, dict[int, Array]] = {}
-        seq, entries, void = span.after, 0, 0
-        while seq < span.upto and (record := await self._bus.logs.next(self._to, seq)) and record.seq <= span.upto:
+        entries, void = 0, 0
+        async for record in self._bus.logs.between(self._to, span.after, span.upto):
             deadline.check("the branch was read")
-            seq, entry, entries = record.seq, record.entry, entries + 1
+            entry, entries = record.entry, entries + 1
             try:
                 change = Change(entry, update.tensor(entry.tensor))
             except (Corrupt, NotFound, InvalidRequest) as error:
-                log.warning("entry %d of the branch %s is void: %s", seq, self.name, error.message)
+                log.warning("entry %d of the branch %s is void: %s", record.seq, self.name, error.message)
                 void += 1
                 continue
             known = blocks.setdefault(entry.tensor, {})

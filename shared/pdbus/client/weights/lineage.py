@@ -60,11 +60,11 @@ async def find_lineage(logs: Logs, to: ToEvent[LogEntry], prefix: str, upto: int
     forgotten: dict[Digest, tuple[Moment, Forget]] = {}
     if not _PREFIX.fullmatch(prefix):
         raise NotFound(f"there is no version or ref {prefix!r}")
-    deadline, seq = Deadline.after(_SEARCH_S), 0
-    while seq < upto and (record := await logs.next(to, seq)):
+    deadline = Deadline.after(_SEARCH_S)
+    async for record in logs.between(to, 0, upto):
+        entry, at = record.entry, Moment(record.seq, record.time_ns)
         if deadline.passed:
-            raise DeadlineExceeded(f"{prefix} was not found in the first {seq} entries of the change log")
-        seq, entry, at = record.seq, record.entry, Moment(record.seq, record.time_ns)
+            raise DeadlineExceeded(f"{prefix} was not found in the change log up to entry {at.seq}")
         if entry.commit and entry.commit.root.hex().startswith(prefix):
             found.setdefault(entry.commit.root, (at, entry.commit))
         for root in entry.forget.roots if entry.forget else ():

@@ -32,7 +32,7 @@ from pdbus.weights.layer import Tensor
 
 _ASK_S = 5.0
 _PING_S = 2.0
-_GONE_S = 10.0
+_GONE_S = 5.0
 """Without a word from part 0 for so long, the others give up."""
 _SETTLE_S = 10.0
 """Beyond the deadline, to read in the log how it ended."""
