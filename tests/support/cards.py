@@ -23,7 +23,7 @@ def cards(service: str, count: int, **fields: object) -> list[Card]:
 
 
 def keys(tokens: list[int] | range, kind: Kind = Kind("f", "c")) -> PrefixKeys:  # noqa: B008 - a constant
-    return PrefixKeys(tokens, "/".join(kind).encode(), PAGE)
+    return PrefixKeys(tokens, "/".join(kind).encode(), PAGE, b"")
 
 
 def wanted(tokens: int | list[int] = 40, **fields: object) -> Wanted:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pdbus.canonical import digest
 from pdbus.kv.prefix import child_key
 from pdbus.messages.common import Digest
 from pdbus.messages.router import INDEX_KEY_BYTES
@@ -16,9 +17,10 @@ from pdbus.messages.router import INDEX_KEY_BYTES
 class PrefixKeys:
     """Keys cut to the index's length. A worker computes the page with the last token in any case: that one has none."""
 
-    def __init__(self, tokens: Sequence[int], scope: Digest, page_tokens: int) -> None:
+    def __init__(self, tokens: Sequence[int], scope: Digest, page_tokens: int, salt: bytes) -> None:
         """`scope`: the digest of the prefix scope, with the tenant's salt."""
         self.page_tokens = page_tokens
+        self._salt = salt
         self._tokens = tokens
         self._parent = scope
         self._cuts: list[bytes] = []
@@ -37,5 +39,7 @@ class PrefixKeys:
 
     @property
     def beginning(self) -> bytes:
-        """Equal for prompts whose first pages are; of all of a prompt that is shorter than one."""
-        return self.cut(0) if len(self) else child_key(self._parent, self._tokens[: self.page_tokens])
+        """Equal for prompts whose first pages are; of all of a prompt that is shorter than one.
+
+        Also on another version: a worker may have what those layers made of it that are the same in both."""
+        return child_key(digest(self._salt), self._tokens[: self.page_tokens])

@@ -41,8 +41,8 @@ class Version:
         """The keys of the prompt's pages, as workers of that kind have them."""
         scope = self._scope(kind)
         if scope is None:
-            return PrefixKeys(tokens, digest([*kind, salt]), PAGE_TOKENS)
-        return PrefixKeys(tokens, replace(scope, salt=salt).digest(), scope.page_format.page_tokens)
+            return PrefixKeys(tokens, digest([*kind, salt]), PAGE_TOKENS, salt)
+        return PrefixKeys(tokens, replace(scope, salt=salt).digest(), scope.page_format.page_tokens, salt)
 
     def _scope(self, kind: Kind) -> PrefixScope | None:
         """None for pages in a layout of another version of this program: nothing of theirs can be found."""
