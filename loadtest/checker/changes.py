@@ -23,7 +23,7 @@ from pdbus.messages.common import Digest
 from pdbus.weights.history import History
 
 _COMMIT_S = 10.0
-_STEPS = 40
+_STEPS = 14
 """Messages of a commit, about."""
 _CHILD_S = 30.0
 _SHARE = 0.3

@@ -38,9 +38,19 @@ class Logs:
             await follower.aclose()
 
     async def ensure(self) -> None:
-        """Creates the streams, or brings existing ones to what is written here. Every service may call it."""
+        """Creates the streams, or brings existing ones to what is written here. Every service may call it.
+
+        Raises Unavailable when JetStream does not answer for 10 s; one lost answer ends no service's start."""
+        deadline = Deadline.after(APPEND_S)
         for config in stream_configs():
-            await self._js.ensure_stream(config)
+            while True:
+                try:
+                    await self._js.ensure_stream(config)
+                    break
+                except Unavailable:
+                    if deadline.remaining_s < RETRY_S:
+                        raise
+                await asyncio.sleep(RETRY_S)
 
     async def append(
         self,
