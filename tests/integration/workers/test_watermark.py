@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.checker import watermark
+from loadtest.checker import watermark, watermark_files
 from loadtest.checker.watermark import LAYERS, Marks
 from pdbus.engine import version as subject
 from pdbus.model.backends import EngineName
@@ -25,7 +25,7 @@ TOKENS = 2 * LAYERS
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> LocalSource:
     folder = tmp_path_factory.mktemp("watermark")
-    return LocalSource({name: open_checkpoint(watermark.write(folder / name, it)) for name, it in MARKS.items()})
+    return LocalSource({name: open_checkpoint(watermark_files.write(folder / name, it)) for name, it in MARKS.items()})
 
 
 async def answers(versions: LocalSource, new_bus: NewBus, engine: EngineName) -> dict[str, list[list[int]]]:
