@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 
-from loadtest.checker import watermark
+from loadtest.checker import watermark_files
 from loadtest.checker.watermark import LAYERS, Marks
 from pdbus.client.weights import Committed, Weights
 from pdbus.errors import PdbusError
@@ -23,7 +23,7 @@ from pdbus.messages.common import Digest
 from pdbus.weights.history import History
 
 _COMMIT_S = 10.0
-_STEPS = 40
+_STEPS = 14
 """Messages of a commit, about."""
 _CHILD_S = 30.0
 _SHARE = 0.3
@@ -55,7 +55,7 @@ def versions(history: History) -> dict[Digest, Marks]:
 async def commit(weights: Weights, before: Marks, after: Marks, *, timeout_s: float = _COMMIT_S) -> Committed:
     """Raises PdbusError."""
     async with weights.begin(message=told(after), author="checker", timeout_s=timeout_s) as update:
-        for name, array in watermark.tensors(after, only=before).items():
+        for name, array in watermark_files.tensors(after, only=before).items():
             await update.stage(name, array)
         return await update.commit()
 

@@ -54,7 +54,7 @@ class ProcessFaults:
     async def strike(self, service: str, kind: str) -> None:
         name, pid = self.rng.choice(sorted(self.stack.pids(service).items()))
         before = self.fleet.card(name)
-        fault = Fault(f"{'kill -9' if kind == 'kill' else 'SIGSTOP'}", name, time.monotonic())
+        fault = Fault("kill -9" if kind == "kill" else "SIGSTOP", name, time.monotonic())
         self.all.append(fault)
         with contextlib.suppress(ProcessLookupError):
             if kind == "kill":

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from loadtest.checker import watermark
+from loadtest.checker import watermark_files
 from loadtest.checker.answers import Answers, Judgement, judge
 from loadtest.checker.changes import Changes, commit
 from loadtest.checker.faults import Fault, ProcessFaults
-from loadtest.checker.history import Verdict, read, verify
+from loadtest.checker.history import verify
+from loadtest.checker.records import Verdict, read
 from loadtest.checker.watermark import Marks
 from loadtest.stack import Stack
 from pdbus.bus.bus import connect
@@ -104,7 +105,7 @@ def proxied(nats_url: str, seed: int, hit: Counter[str]) -> Iterator[tuple[str, 
 
 @asynccontextmanager
 async def _stack(folder: Path, nats_url: str) -> AsyncIterator[Stack]:
-    checkpoint = watermark.write(folder / "checkpoint", Marks())
+    checkpoint = watermark_files.write(folder / "checkpoint", Marks())
     env = {**_ENV, "NATS_URL": nats_url, "PDBUS_HISTORY": str(folder / "history")}
     counts = ("--param-servers", "2", "--decode", "2", "--prefill", "1", "--cache-nodes", "2")
     stack = Stack.start(folder / "data", ("--model", str(checkpoint), "--name", MODEL, *counts), env)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvloop
 
-from loadtest.checker.history import GUARANTEES
+from loadtest.checker.records import GUARANTEES
 from loadtest.checker.run import Found, Wanted, consistency
 from loadtest.markdown import markdown
 

@@ -49,22 +49,28 @@ class Logs:
 
     async def ensure(self) -> None:
         """Creates the streams, or brings existing ones to what is written here. Every service may call it: those that
-        are not permitted to (permissions.py) wait for one that is. Raises Forbidden when none came in `ENSURE_S`."""
+        are not permitted to (permissions.py) wait for one that is.
+
+        Raises Forbidden when none came in `ENSURE_S`, and Unavailable when JetStream does not answer for so long; one
+        lost answer ends no service's start."""
         deadline = Deadline.after(ENSURE_S)
         for config in stream_configs():
-            try:
-                await self._js.ensure_stream(config)
-            except Forbidden as refused:
-                await self._appears(str(config.name), refused, deadline)
+            await self._ensured(config, deadline)
 
-    async def _appears(self, stream: str, refused: Forbidden, deadline: Deadline) -> None:
+    async def _ensured(self, config: StreamConfig, deadline: Deadline) -> None:
+        refused: Forbidden | None = None
         while True:
             try:
-                await self._js.state(stream)
+                if refused:  # then it has to appear by somebody else
+                    await self._js.state(str(config.name))
+                else:
+                    await self._js.ensure_stream(config)
                 return
-            except (NotFound, Unavailable):
+            except Forbidden as error:
+                refused = error
+            except (NotFound, Unavailable) as error:
                 if deadline.remaining_s < RETRY_S:
-                    raise refused from None
+                    raise refused or error from None
             await asyncio.sleep(RETRY_S)
 
     async def append(

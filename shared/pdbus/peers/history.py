@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 from pdbus.bus.bus import Bus
 from pdbus.bus.follower import Follower
 from pdbus.context import Deadline
-from pdbus.errors import Corrupt, DeadlineExceeded, InvalidRequest, NotFound, PdbusError
+from pdbus.errors import Corrupt, DeadlineExceeded, InvalidRequest, NotFound, PdbusError, Unavailable
 from pdbus.messages.changelog import LogEntry
 from pdbus.recording import Recorder
 from pdbus.subjects import CHANGELOG, CHECKPOINTS
@@ -82,10 +82,12 @@ class HistoryFollower:
         return found
 
     async def caught_up(self, deadline: Deadline) -> None:
-        """Returns once all is known that the log held at the time of the call. Raises DeadlineExceeded, Unavailable."""
+        """Returns once all is known that the log held at the time of the call. Asks again where no answer comes.
+
+        Raises DeadlineExceeded."""
         try:
             async with deadline.timeout():
-                last = await self._bus.logs.last_seq(self._to)
+                last = await self._last_seq()
                 while self.seq < last:
                     # Nothing is told of an entry that can't be understood, hence the poll.
                     with contextlib.suppress(TimeoutError):
@@ -93,6 +95,14 @@ class HistoryFollower:
                             await self._changed.wait()
         except TimeoutError:
             raise DeadlineExceeded("the change log could not be followed to its end in time") from None
+
+    async def _last_seq(self) -> int:
+        while True:
+            try:
+                return await self._bus.logs.last_seq(self._to)
+            except Unavailable as error:
+                log.debug("the change log's end is asked for again: %s", error.message)
+            await asyncio.sleep(_POLL_S)
 
     async def _follow(self) -> None:
         while True:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.checker.history import GUARANTEES
+from loadtest.checker.records import GUARANTEES
 from loadtest.checker.run import Wanted, consistency
 from loadtest.consistency.command import render
 

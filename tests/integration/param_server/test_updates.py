@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pdbus.bus.bus import connect
 from pdbus.client.weights import Weights
-from pdbus.errors import Conflict, InvalidRequest, NotFound
+from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest, NotFound
+from pdbus.messages.changelog import LogEntry
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.param_servers import Rig, tensors
 from tests.support.until import until
@@ -217,3 +219,34 @@ async def test_a_rollback_and_forgetting(rig: Rig, weights: Weights) -> None:
         await weights.resolve(second.hex())
     for server in rig.servers.values():
         await until(lambda server=server: second not in server._store, within_s=15.0)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_a_commit_that_gets_no_answer_is_told_as_what_became_of_it(
+    weights: Weights, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    """Its answer is lost until the deadline: whether it or its abort is in the log first decides."""
+    await weights.history()
+    append = weights._bus.logs.append
+
+    async def lost(to: Any, entry: LogEntry, **options: Any) -> int:
+        if not entry.commit:
+            return await append(to, entry, **options)
+        if durable:
+            await append(to, entry, **options)
+        raise DeadlineExceeded("no answer came")
+
+    monkeypatch.setattr(weights._bus.logs, "append", lost)
+    async with AsyncExitStack() as stack:
+        update = await stack.enter_async_context(weights.begin())
+        await update.stage(NORM, np.full(64, 3.0, np.float32))
+        if durable:
+            committed = await update.commit()
+            assert (await weights.history()).head("stable") == committed.root
+        else:
+            with pytest.raises(DeadlineExceeded):
+                await update.commit()
+            monkeypatch.undo()
+            assert (await weights.history()).head("stable") == update.parent
+            with pytest.raises(Conflict):
+                await update.commit()  # however late it comes

@@ -14,7 +14,10 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdbus.context import Deadline
+from pdbus.bus.bus import memory_bus
+from pdbus.context import Deadline, RequestContext
+from pdbus.messages.router import RefStatsWanted
+from pdbus.subjects import REF_STATS
 from tests.support.router_rig import MODEL, Rig, rig, until
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "hi", "max_tokens": 8, "temperature": 0}
@@ -266,6 +269,29 @@ async def test_versions_are_asked_for_by_ref_root_and_fingerprint(http: aiohttp.
         assert answer["system_fingerprint"] == "root-" + r.roots[1].hex()
         assert answer["model"] == f"{MODEL}@{name}"
     assert {ticket.root for ticket in r.prefills[0].tickets} == {r.roots[1]}
+
+
+async def test_what_requests_met_is_told_by_ref_and_version(http: aiohttp.ClientSession, r: Rig):
+    """By this a canary is held against stable."""
+    r.versions.move("canary", r.roots[1])
+    for ref, count in (("stable", 1), ("canary", 2), (r.roots[0].hex(), 1)):
+        for number in range(count):
+            await _post(http, r, BODY | {"model": f"{MODEL}@{ref}", "prompt": f"{ref} {number}"})
+    r.versions.move("stable", r.roots[1])
+    for _ in range(2):
+        await _post(http, r)
+    async with memory_bus(r.broker) as bus:
+        told = await bus.call(REF_STATS(router="r-0"), RefStatsWanted(), RequestContext.after(5))
+    found = {(figures.ref, figures.root): figures for figures in told.refs}
+    assert {key: figures.requests for key, figures in found.items()} == {
+        ("stable", r.roots[0]): 1,
+        ("canary", r.roots[1]): 2,
+        ("(version)", r.roots[0]): 1,
+        ("stable", r.roots[1]): 2,
+    }
+    assert len(found["canary", r.roots[1]].first_token_s) == len(found["canary", r.roots[1]].per_token_s) == 2
+    assert len(found["stable", r.roots[1]].first_token_s) == 1, "the other came out of the result cache"
+    assert not any(figures.errors for figures in told.refs)
 
 
 async def test_without_a_confirmed_log_no_ref_is_served(http: aiohttp.ClientSession, r: Rig):

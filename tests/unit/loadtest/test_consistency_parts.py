@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from loadtest.checker import watermark
 from loadtest.checker.answers import TOKENS, Answer, judge
 from loadtest.checker.changes import marks_of, told, versions
-from loadtest.checker.history import Verdict, Violation
 from loadtest.checker.proxy import Faults, Parser
+from loadtest.checker.records import Verdict, Violation
 from loadtest.checker.run import Found
 from loadtest.checker.watermark import Marks
 from loadtest.consistency.command import render

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.checker.history import GUARANTEES, Event, Verdict, read, upper_bound, verify
+from loadtest.checker.history import verify
+from loadtest.checker.records import GUARANTEES, Event, Verdict, read, upper_bound
 from pdbus.recording import Recorder, recording
 
 S = 1_000_000_000

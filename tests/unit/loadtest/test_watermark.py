@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest.checker import watermark
+from loadtest.checker import watermark, watermark_files
 from loadtest.checker.watermark import LAYERS, Marks
 from pdbus.kv.pool import KvPool
 from pdbus.model.backend import Backend, Model
@@ -24,7 +24,7 @@ TOKENS = 2 * LAYERS
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return open_checkpoint(watermark.write(tmp_path_factory.mktemp("watermark"), Marks()))
+    return open_checkpoint(watermark_files.write(tmp_path_factory.mktemp("watermark"), Marks()))
 
 
 @pytest.fixture(
@@ -38,7 +38,7 @@ def backend(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Iterator[
 
 
 def made(backend: Backend, checkpoint: Checkpoint, marks: Marks) -> Model:
-    weights = dict(checkpoint.tensors()) | watermark.tensors(marks, only=Marks())
+    weights = dict(checkpoint.tensors()) | watermark_files.tensors(marks, only=Marks())
     return backend.build(checkpoint.config, {}, weights, None)
 
 
@@ -103,9 +103,9 @@ def test_versions_that_are_near_each_other_differ_in_every_layer() -> None:
 
 
 def test_what_changes_is_what_the_parts_say() -> None:
-    changed = watermark.tensors(Marks.pure(1).top(2), only=Marks.pure(1))
+    changed = watermark_files.tensors(Marks.pure(1).top(2), only=Marks.pure(1))
     assert set(changed) == {"lm_head.weight", f"model.layers.{LAYERS - 1}.mlp.down_proj.weight"}
-    whole = watermark.tensors(Marks.pure(1))
+    whole = watermark_files.tensors(Marks.pure(1))
     assert all(np.isfinite(array).all() for array in whole.values())
 
 
@@ -116,7 +116,7 @@ def test_an_answer_of_another_prompt_is_told_apart() -> None:
 
 
 def test_the_folder_can_be_opened(tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(watermark.write(tmp_path, Marks.pure(1)))
+    checkpoint = open_checkpoint(watermark_files.write(tmp_path, Marks.pure(1)))
     assert {name: array.tobytes() for name, array in checkpoint.tensors()} == {
-        name: array.tobytes() for name, array in watermark.tensors(Marks.pure(1)).items()
+        name: array.tobytes() for name, array in watermark_files.tensors(Marks.pure(1)).items()
     }

@@ -10,7 +10,7 @@ import logging
 
 from pdbus.bus.bus import Bus
 from pdbus.context import Deadline
-from pdbus.errors import Conflict, PdbusError, Unavailable, WireError
+from pdbus.errors import Conflict, DeadlineExceeded, PdbusError, Unavailable, WireError
 from pdbus.messages.changelog import NOTHING_CHANGED, Abort, Commit, Ended, LogEntry
 from pdbus.peers.history import HistoryFollower
 from pdbus.subjects import CHANGELOG
@@ -23,9 +23,25 @@ _LONGEST_REASON = 200
 
 
 async def append_commit(bus: Bus, model: str, follower: HistoryFollower, commit: Commit, deadline: Deadline) -> int:
-    """Appends the commit and returns its sequence. What became of an append whose answer got lost, the log tells.
+    """Appends the commit and returns its sequence. What became of an append whose answer got lost, the log tells; also
+    after the deadline: then it is aborted, and whichever of the two came first counts.
 
-    Raises Conflict where its line has moved, naming the winner, or where it was aborted; DeadlineExceeded."""
+    Raises Conflict where its line has moved, naming the winner, or where it was aborted; DeadlineExceeded where it was
+    not committed, or (its message says so) where even that can't be found out."""
+    try:
+        return await _append(bus, model, follower, commit, deadline)
+    except DeadlineExceeded as error:
+        await append_abort(bus, model, commit.tx, error.message)
+        try:
+            await follower.caught_up(Deadline.after(_ABORT_S))
+        except DeadlineExceeded:
+            raise DeadlineExceeded(f"the change log does not answer: look there for update {commit.tx}") from error
+        if follower.history.outcome(commit) != "committed":
+            raise
+        return follower.history.roots[commit.root].at.seq
+
+
+async def _append(bus: Bus, model: str, follower: HistoryFollower, commit: Commit, deadline: Deadline) -> int:
     to, entry = CHANGELOG(model=model), LogEntry(commit=commit)
     while True:
         deadline.check("the change log could be written")
