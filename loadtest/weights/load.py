@@ -15,6 +15,8 @@ from loadtest.prompts import Prompts, completion
 from loadtest.weights.terms import Subject
 
 PROMPT_TOKENS, NEW_TOKENS = 64, 24
+RAMP = 0.2
+"""Of a load's duration, until as many answers run as will."""
 _ANSWER_S = 60.0
 _DRAWN_TOKENS = 4096
 
@@ -39,12 +41,12 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of answers, while the load lasted: those that came later don't count."""
-        tokens = 0.0
+        """Of answers, from `RAMP` of the load on to its end: as many answers have begun before as end after."""
+        begin_s, tokens = RAMP * self.duration_s, 0.0
         for seen in (one.seen for one in self.asked if one.seen.chunks_s):
-            within = sum(moment <= self.duration_s for moment in seen.chunks_s)
+            within = sum(begin_s <= moment <= self.duration_s for moment in seen.chunks_s)
             tokens += seen.output_tokens * within / len(seen.chunks_s)
-        return tokens / self.duration_s
+        return tokens / (self.duration_s - begin_s)
 
     @property
     def requests_per_s(self) -> float:

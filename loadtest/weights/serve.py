@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from statistics import mean
 
+from loadtest.asking import Failed
 from loadtest.prompts import Prompts
 from loadtest.report import percentile
 from loadtest.weights.changes import Change, Changes
@@ -64,6 +65,8 @@ async def measure(terms: Terms) -> list[Row]:
     async with subject(terms) as on:
         await loader.closed(on, STREAMS, 3.0)  # what a first request of each shape warms up
         capacity = (await loader.closed(on, STREAMS, seconds / 3)).requests_per_s
+        if not capacity:
+            raise Failed(f"the stack answered nothing in {seconds / 3:g} s")
         rate = capacity / 2
         _tell(f"capacity {capacity:.2f} requests/s of {PROMPT_TOKENS} + {NEW_TOKENS} tokens")
 

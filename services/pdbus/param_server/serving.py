@@ -20,7 +20,6 @@ from pdbus.messages.param_server import BlocksReply, BlocksRequest
 from pdbus.param_server.store import BlockStore
 from pdbus.subjects import TRANSFER, WEIGHT_BLOCKS, WEIGHT_BLOCKS_OF
 from pdbus.tasks import cancelled
-from pdbus.telemetry.spans import meter
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +47,6 @@ class BlockServer:
         self._waiting = 0
         self._sends: set[asyncio.Task[None]] = set()
         self._open = True
-        self._sent_bytes = meter().create_counter("pdbus.blocks.sent", "By", "Of weight blocks, to readers")
         self.on_spoilt: Callable[[], None] = lambda: None
         """Called when blocks were found damaged on disk."""
 
@@ -127,7 +125,6 @@ class BlockServer:
                 for index, content in enumerate(found):
                     if content is not None:
                         await out.item(BlockHead(index), content)
-                        self._sent_bytes.add(len(content))
         except PdbusError as error:
             log.info("blocks to %s: %s", message.receiver, error.message)
         except Exception:

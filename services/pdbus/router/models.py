@@ -8,6 +8,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -16,10 +17,10 @@ from pdbus.errors import InvalidRequest, NotFound, PdbusError, Unavailable
 from pdbus.messages.common import Digest
 from pdbus.router.canary import ref_of
 from pdbus.router.encoder_version import EncoderVersion
-from pdbus.router.version import AnyVersion, Version, build_version
+from pdbus.router.version import AnyVersion, Version, build_version, with_weights
 from pdbus.tasks import cancelled
 from pdbus.weights.history import History
-from pdbus.weights.layer import is_computed, layer_of
+from pdbus.weights.layer import META, is_computed, layer_of
 from pdbus.weights.manifest import Manifest
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ class Models:
         self._reader = reader
         self._executor = executor
         self._loads: OrderedDict[Digest, asyncio.Task[AnyVersion]] = OrderedDict()
+        self._built: tuple[Digest, AnyVersion] | None = None
+        """The last version that was built of its files, and the digest of these: most commits change weights only."""
         self._news = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -178,10 +181,16 @@ class Models:
 
     async def _read(self, root: Digest) -> AnyVersion:
         ctx = RequestContext.after(_LOAD_S)
-        meta = await self._reader.meta(root, ctx)
         manifest = await self._reader.manifest(root, ctx)
         tensors = {name: t.digest for name, t in manifest.tensors.items() if is_computed(layer_of(name))}
-        return await asyncio.get_running_loop().run_in_executor(self._executor, build_version, root, meta, tensors)
+        files = next((layer.digest for layer in manifest.layers if layer.name == META), b"")
+        if self._built and self._built[0] == files:
+            return with_weights(self._built[1], root, tensors)
+        meta = await self._reader.meta(root, ctx)
+        build = partial(build_version, root, meta, tensors)
+        version = await asyncio.get_running_loop().run_in_executor(self._executor, build)
+        self._built = files, version
+        return version
 
 
 def _failure(load: asyncio.Task[AnyVersion]) -> BaseException | None:

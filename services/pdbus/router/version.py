@@ -72,6 +72,13 @@ def build_version(root: Digest, meta: Mapping[str, bytes], tensors: Mapping[str,
     return Version(root, config, tokenizer, template, ends, dict(tensors))
 
 
+def with_weights(version: AnyVersion, root: Digest, tensors: Mapping[str, Digest]) -> AnyVersion:
+    """Another root that differs from this version in weights only: the vocabulary is not parsed again."""
+    if isinstance(version, EncoderVersion):
+        return replace(version, root=root)
+    return replace(version, root=root, tensors=dict(tensors), _scopes={})
+
+
 def _object(meta: Mapping[str, bytes], file: str) -> dict[str, Any]:
     try:
         content = json.loads(meta.get(file, b"{}"))

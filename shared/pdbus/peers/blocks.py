@@ -156,19 +156,23 @@ class BlockFetcher:
         deadline: Deadline,
     ) -> None:
         """Raises PdbusError when the stream ends early or holds something else than announced; TimeoutError."""
-        async with asyncio.timeout(STALL_S) as stall:
-            async for head, body in incoming.items(BlockHead, deadline):
-                want = coming.pop(head.index, None)
-                content = memoryview(body)
-                if want is None or content_digest(content) != want.digest:
-                    raise Corrupt("a block is not the one asked for")
-                try:
-                    await sink(want.digest, content)
-                except PdbusError as error:
-                    raise _SinkFailed(error) from error
-                self._fetched.add(len(content))
-                del left[want.digest]
-                stall.reschedule(asyncio.get_running_loop().time() + STALL_S)
+        came_bytes = 0
+        try:
+            async with asyncio.timeout(STALL_S) as stall:
+                async for head, body in incoming.items(BlockHead, deadline):
+                    want = coming.pop(head.index, None)
+                    content = memoryview(body)
+                    if want is None or content_digest(content) != want.digest:
+                        raise Corrupt("a block is not the one asked for")
+                    try:
+                        await sink(want.digest, content)
+                    except PdbusError as error:
+                        raise _SinkFailed(error) from error
+                    came_bytes += len(content)
+                    del left[want.digest]
+                    stall.reschedule(asyncio.get_running_loop().time() + STALL_S)
+        finally:
+            self._fetched.add(came_bytes)  # once: counting takes longer than checking a small block
         if coming:
             raise Unavailable(f"the stream ended with {len(coming)} blocks missing")
 

@@ -16,6 +16,7 @@ from pdbus.messages.common import Digest
 from pdbus.router.models import Models
 from pdbus.router.placement import Kind
 from pdbus.router.version import build_version
+from pdbus.weights.manifest import Manifest
 from tests.support.router_rig import until
 
 ROOTS = [version(number).root for number in range(2)]
@@ -28,11 +29,11 @@ class Flaky(SimulatedVersions):
 
     failures = 0
 
-    async def meta(self, root: Digest, ctx: RequestContext) -> dict[str, bytes]:
+    async def manifest(self, root: Digest, ctx: RequestContext) -> Manifest:
         if self.failures:
             self.failures -= 1
             raise Unavailable("nobody serves the blocks")
-        return await super().meta(root, ctx)
+        return await super().manifest(root, ctx)
 
 
 @pytest.fixture
@@ -62,6 +63,14 @@ async def test_what_a_ref_names_is_loaded_before_it_is_asked_for(models: Models,
     assert ROOTS[1] not in models.loaded
     versions.move("canary", ROOTS[1])
     await until(lambda: ROOTS[1] in models.loaded)
+
+
+async def test_a_commit_of_weights_costs_no_vocabulary(models: Models):
+    first, second = [await models.get(root, Deadline.after(5)) for root in ROOTS]
+    assert (first.root, second.root) == tuple(ROOTS)
+    assert second.tokenizer is first.tokenizer
+    keys = [one.prefix_keys(range(40), KIND, SALT).beginning for one in (first, second)]
+    assert keys[0] != keys[1]
 
 
 async def test_a_load_that_failed_is_tried_again(versions: Flaky, monkeypatch: pytest.MonkeyPatch):
