@@ -53,10 +53,10 @@ class ChatTemplate:
             "add_generation_prompt": True,
             "tools": None,
             "documents": None,
-            BUDGET: Budget(_TURNS + _TURNS_PER_CHAR * size),
+            BUDGET: Budget(_TURNS + _TURNS_PER_CHAR * size, _most_chars(size)),
         }
         try:
-            return _bounded(self._template.generate(variables), _OUTPUT_CHARS + 8 * size)
+            return _bounded(self._template.generate(variables), _most_chars(size))
         except InvalidRequest:
             raise
         except Exception as error:  # whatever a template can do wrong is the request's error, and no other's
@@ -71,6 +71,11 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _most_chars(size: int) -> int:
+    """Of the output, and of any text on the way, for messages of that size."""
+    return _OUTPUT_CHARS + 8 * size
 
 
 def _bounded(pieces: Iterable[str], most: int) -> str:

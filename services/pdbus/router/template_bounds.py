@@ -3,7 +3,9 @@
 Every turn of a loop and every call costs, and every value that is made is paid for by its size written out; so no value
 is ever larger than what was paid. To that end the template's tree is changed when it is compiled: loops go over counted
 iterables, and what makes values (calls, filters, literals, concatenations, block assignments) passes the till. What
-could make a large value of small ones in a single step is either paid beforehand or not there.
+could make a large value of small ones in a single step is either paid beforehand or not there. What only looks through
+a value (comparisons, tests, methods of texts, filters that search) costs by its length too, and no text may be larger
+than an output.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from jinja2.visitor import NodeTransformer
 
 BUDGET = "_pdbus_budget"
 """The variable that holds a rendering's Budget. A template that sets it itself is refused."""
-_COUNTED, _PAID = "_pdbus_counted", "_pdbus_paid"
+_COUNTED, _PAID, _SCANNED, _JOINED = "_pdbus_counted", "_pdbus_paid", "_pdbus_scanned", "_pdbus_joined"
 _CHARS_PER_TURN = 64
+_ITEMS_PER_TURN = 8
 _MOST_BITS = 4096
 _MOST_INDENT = 16
 
@@ -37,15 +40,20 @@ _STR_METHODS = frozenset(
 )
 
 
+_QUICK = frozenset("count d default first last length".split())
+"""Filters that don't look through what they are given."""
+
+
 class TooMuchWork(SecurityError):
     """The template does more than an input of this size can need."""
 
 
 class Budget:
-    """Turns that a rendering has left."""
+    """Turns that a rendering has left. `most_chars`: of any text."""
 
-    def __init__(self, turns: int) -> None:
+    def __init__(self, turns: int, most_chars: int) -> None:
         self._left = turns
+        self._most_chars = most_chars
 
     def spend(self, turns: int = 1) -> None:
         self._left -= turns
@@ -56,6 +64,8 @@ class Budget:
         """For a value that was just made: one turn, or as many as it would have parts and characters written out."""
         match value:
             case str() | bytes():
+                if len(value) > self._most_chars:
+                    raise TooMuchWork("its texts are too long")
                 self.spend(1 + len(value) // _CHARS_PER_TURN)
             case range():
                 self.spend(1 + len(value))
@@ -70,6 +80,17 @@ class Budget:
                     self._pay_part(item)
             case int() if value.bit_length() > _MOST_BITS:
                 raise TooMuchWork("its numbers are too large")
+            case _:
+                self.spend()
+        return value
+
+    def scan(self, value: Any) -> Any:
+        """For looking through a value, not into its parts."""
+        match value:
+            case str() | bytes():
+                self.spend(1 + len(value) // _CHARS_PER_TURN)
+            case list() | tuple() | set() | range() | Mapping():
+                self.spend(1 + len(value) // _ITEMS_PER_TURN)
             case _:
                 self.spend()
         return value
@@ -89,6 +110,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(**options)
         self.filters = {name: self.filters[name] for name in _FILTERS}
         self.filters |= {"join": _join, "replace": _replace, "indent": _indent, _COUNTED: _counted, _PAID: _paid}
+        self.filters |= {_SCANNED: _scanned, _JOINED: _joined}
         self.globals = {name: self.globals[name] for name in ("range", "dict", "namespace", "cycler", "joiner")}
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -105,7 +127,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         method, owner = getattr(__obj, "__name__", ""), getattr(__obj, "__self__", None)
-        budget_of(__context).spend()
+        budget_of(__context).scan(owner)
+        for given in (*args, *kwargs.values()):
+            budget_of(__context).scan(given)
         if isinstance(owner, str) and method in ("join", "replace"):
             return (_join_text if method == "join" else _replace_text)(budget_of(__context), owner, *args, **kwargs)
         return super().call(__context, __obj, *args, **kwargs)
@@ -155,11 +179,44 @@ class _Bounding(NodeTransformer):
         self.generic_visit(node)
         return _through(_PAID, node) if node.ctx == "load" else node
 
-    def visit_Filter(self, node: nodes.Expr) -> nodes.Node:
+    def visit_Filter(self, node: nodes.Filter) -> nodes.Node:
+        self.generic_visit(node)
+        if node.node is not None and node.name not in _QUICK:
+            node.node = _through(_SCANNED, node.node)
+        return _through(_PAID, node)
+
+    def visit_Call(self, node: nodes.Expr) -> nodes.Node:
         self.generic_visit(node)
         return _through(_PAID, node)
 
-    visit_Call = visit_Concat = visit_List = visit_Dict = visit_Filter
+    visit_List = visit_Dict = visit_Call
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        """Its texts are joined one by one, each paid before."""
+        self.generic_visit(node)
+        return _through(_PAID, _through(_JOINED, nodes.List(node.nodes, lineno=node.lineno)))
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _through(_PAID, node) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        node.expr = _through(_SCANNED, node.expr)
+        for operand in node.ops:
+            operand.expr = _through(_SCANNED, operand.expr)
+        return node
+
+    def visit_Test(self, node: nodes.Test) -> nodes.Node:
+        self.generic_visit(node)
+        node.node = _through(_SCANNED, node.node)
+        return node
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:
+        """What is put out inside a macro or a block is kept: a text that was paid once may be put out often."""
+        self.generic_visit(node)
+        node.nodes = [one if isinstance(one, nodes.TemplateData) else _through(_PAID, one) for one in node.nodes]
+        return node
 
 
 def _through(name: str, node: nodes.Node) -> nodes.Filter:
@@ -169,6 +226,16 @@ def _through(name: str, node: nodes.Node) -> nodes.Filter:
 @pass_context
 def _paid(context: Context, value: Any) -> Any:
     return budget_of(context).pay(value)
+
+
+@pass_context
+def _scanned(context: Context, value: Any) -> Any:
+    return budget_of(context).scan(value)
+
+
+@pass_context
+def _joined(context: Context, items: Iterable[Any]) -> str:
+    return _join_text(budget_of(context), "", items)
 
 
 class _Counted:

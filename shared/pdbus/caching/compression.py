@@ -9,6 +9,8 @@ _SMALLEST = 512
 """Below this a frame's own overhead eats most of the gain."""
 _SAMPLES = 4
 _SAMPLE_BYTES = 4096
+_UNKNOWN_SIZE = -1
+"""Of a frame that does not say it: then zstandard keeps to what it is told."""
 _WORTH = 0.85
 """Keep the compressed form only if it is at most this part of the original: below that, decompression costs more
 time at each hit than the memory is worth."""
@@ -28,8 +30,12 @@ def pack(value: bytes) -> bytes | None:
 
 
 def unpack(packed: bytes, size: int) -> bytes:
-    """The original of `size` bytes. Raises ValueError if it isn't that."""
+    """The original of `size` bytes. Raises ValueError if it isn't that, before anything larger is made.
+
+    A frame says by itself what it unpacks to, and zstandard makes room for that, whatever it is told."""
     try:
+        if zstandard.frame_content_size(packed) not in (size, _UNKNOWN_SIZE):
+            raise ValueError(f"a zstd frame of another size than the {size} bytes that were expected")
         value = bytes(zstandard.ZstdDecompressor().decompress(packed, max_output_size=size))
     except zstandard.ZstdError as error:
         raise ValueError(f"not a zstd frame of {size} bytes: {error}") from None

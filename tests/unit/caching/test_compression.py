@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,3 +36,16 @@ def test_a_compressible_head_does_not_deceive() -> None:
 def test_a_wrong_frame_is_refused(wrong: bytes) -> None:
     with pytest.raises(ValueError, match="zstd"):
         unpack(wrong, 999)
+
+
+@pytest.mark.parametrize("says_its_size", [True, False])
+def test_a_bomb_is_refused_before_it_goes_off(says_its_size: bool) -> None:
+    """64 MiB of zeros are a frame of 2 KB."""
+    bomb = zstandard.ZstdCompressor(write_content_size=says_its_size).compress(bytes(64 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="zstd"):
+            unpack(bomb, 1000)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

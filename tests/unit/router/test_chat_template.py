@@ -109,6 +109,21 @@ def test_nothing_outside_is_reached(source: str):
         "{{ 'x' | indent(1000000000, true) }}",
         "{{ range(99999) | list | tojson(indent=1000000) }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        *(
+            "{% set x = 'a' * 90000 %}" + source
+            for source in (
+                "{{ (" + "x ~ " * 9000 + "x) | length }}",
+                "{% macro m() %}{% for i in range(9999) %}{{ x }}{% endfor %}{% endmacro %}{{ m() | length }}",
+                "{% set y %}{% for i in range(9999) %}{{ x }}{% endfor %}{% endset %}",
+                "{% for i in range(99999) %}{{ x.count('b') }}{% endfor %}",
+                "{% for i in range(99999) %}{{ x.startswith(x) }}{% endfor %}",
+                "{% for i in range(99999) %}{{ 'ab' in x }}{% endfor %}",
+                "{% for i in range(99999) %}{{ x is in x }}{% endfor %}",
+                "{% for i in range(99999) %}{% set y = x[1:] %}{% endfor %}",
+                "{% for i in range(99999) %}{{ x | wordcount }}{% endfor %}",
+            )
+        ),
+        "{% set x = range(99999) | list %}{% for i in range(99999) %}{{ x | max }}{% endfor %}",
         "{% for a in messages recursive %}{{ loop(messages) }}{% endfor %}",
     ],
 )
