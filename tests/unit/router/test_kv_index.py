@@ -124,7 +124,7 @@ class Counting(PrefixKeys):
 
 @pytest.mark.parametrize("known", range(5))
 def test_no_more_keys_are_made_than_it_takes(known: int):
-    table, prompt = KvTable(), Counting(PROMPT, b"f/c", PAGE)
+    table, prompt = KvTable(), Counting(PROMPT, b"f/c", PAGE, b"salt")
     table.apply(KvIndex("w", "i", 1, tuple(_cuts()[:known])))
     assert table.matching(prompt, ALIVE).get("w", 0) == known
     assert prompt.most == (known if known else -1)
