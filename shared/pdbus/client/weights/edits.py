@@ -16,6 +16,7 @@ from pdbus.messages.common import Digest
 from pdbus.weights.blocks import DTYPES, Array, block_count, block_span, cut, rows_per_block, shard_of
 from pdbus.weights.delta import Form, low_rank, plus_product, sparse
 from pdbus.weights.layer import Tensor
+from pdbus.weights.manifest import Manifest, layer_block, root_block
 
 Edit: TypeAlias = Callable[[Array], Array]
 """Makes a block's new rows of its old ones, both [rows, …]; the old ones must not be changed."""
@@ -118,6 +119,18 @@ def with_blocks(tensor: Tensor, new: Mapping[int, Digest]) -> Tensor:
     """The tensor with some of its blocks replaced."""
     blocks = tuple(new.get(index, tensor.blocks[index]) for index in range(block_count(tensor.shape, tensor.dtype)))
     return Tensor(tensor.name, tensor.dtype, tensor.shape, blocks)
+
+
+def manifest_blocks(manifest: Manifest, parent: Manifest) -> list[NewBlock]:
+    """The manifests that the parent lacks; every server holds those."""
+    known = {layer.digest for layer in parent.layers}
+    root = root_block(manifest.root, len(manifest.encoded))
+    blocks = [NewBlock(root.tensor, root.index, root.digest, memoryview(manifest.encoded))]
+    for layer in manifest.layers:
+        if layer.digest not in known:
+            block = layer_block(layer.name, layer.digest, len(layer.encoded))
+            blocks.append(NewBlock(block.tensor, block.index, block.digest, memoryview(layer.encoded)))
+    return blocks
 
 
 def _grouped(blocks: Array) -> Mapping[int, Array]:

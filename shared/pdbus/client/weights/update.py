@@ -19,6 +19,7 @@ from pdbus.client.weights.edits import (
     Edit,
     NewBlock,
     edited,
+    manifest_blocks,
     replaced,
     span,
     touched_by_elements,
@@ -35,7 +36,7 @@ from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import BlockReader
 from pdbus.weights.blocks import Array, block_count
 from pdbus.weights.layer import META, Tensor, is_computed, layer_of, meta_tensor
-from pdbus.weights.manifest import Manifest, layer_block, root_block
+from pdbus.weights.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class Update:
     async def stage_file(self, file: str, content: bytes) -> int:
         """A file of the checkpoint, such as tokenizer.json. It may be new."""
         name = meta_tensor(file)
-        new, blocks = replaced(name, "u8", np.frombuffer(content, np.uint8), self._current.get(name))
+        new, blocks = replaced(name, "u8", np.frombuffer(content, np.uint8), self.tensors.get(name))
         return await self._take(new, blocks)
 
     async def stage_rows(self, name: str, rows: Any, values: Any) -> int:
@@ -189,7 +190,7 @@ class Update:
     async def commit(self) -> Committed:
         """Makes the version exist. Raises Conflict, naming the winner, where the line went on meanwhile;
         DeadlineExceeded and Unavailable where it could not be made durable: nothing is visible of it then."""
-        manifest = Manifest.build(self._current.values())
+        manifest = Manifest.build(self.tensors.values())
         changed = sum(
             len(set(new.blocks) - set(self._manifest.tensors[name].blocks if name in self._manifest.tensors else ()))
             for name, new in self._tensors.items()
@@ -197,7 +198,7 @@ class Update:
         if manifest.root == self.parent:
             self._committed = True
             return Committed(self.parent, self._follower.history.roots[self.parent].at.seq, 0, 0)
-        await self._stager.send(_manifest_blocks(manifest, self._manifest), everywhere=True)
+        await self._stager.send(manifest_blocks(manifest, self._manifest), everywhere=True)
         await self._stager.settle()
         known = {layer.name: layer.digest for layer in self._manifest.layers}
         layers = tuple((one.name, one.digest) for one in manifest.layers if known.get(one.name) != one.digest)
@@ -210,10 +211,6 @@ class Update:
     @property
     def tensors(self) -> Mapping[str, Tensor]:
         """Of the version to be, as it is now."""
-        return self._current
-
-    @property
-    def _current(self) -> Mapping[str, Tensor]:
         kept = {name: old for name, old in self._manifest.tensors.items() if layer_of(name) not in self._whole_layers}
         return {**kept, **self._tensors}
 
@@ -246,15 +243,3 @@ class Update:
 
     def _ctx(self) -> RequestContext:
         return RequestContext(self._deadline)
-
-
-def _manifest_blocks(manifest: Manifest, parent: Manifest) -> list[NewBlock]:
-    """The manifests that the parent lacks; every server holds those."""
-    known = {layer.digest for layer in parent.layers}
-    root = root_block(manifest.root, len(manifest.encoded))
-    blocks = [NewBlock(root.tensor, root.index, root.digest, memoryview(manifest.encoded))]
-    for layer in manifest.layers:
-        if layer.digest not in known:
-            block = layer_block(layer.name, layer.digest, len(layer.encoded))
-            blocks.append(NewBlock(block.tensor, block.index, block.digest, memoryview(layer.encoded)))
-    return blocks
