@@ -5,13 +5,20 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import numpy as np
+
 from pdbus.bus.bus import connect
 from pdbus.bus.presence import Presence
 from pdbus.client.weights import RowTable, Weights
+from pdbus.context import Deadline, RequestContext
 from pdbus.messages.presence import Card
 from pdbus.param_server.service import ParamServerService
 from pdbus.param_server.settings import ParamServerSettings
 from pdbus.param_server.table_fold import TableFold
+from pdbus.peers.history import HistoryFollower
+from pdbus.peers.weights import BlockReader
+
+ROWS_OF_ALL, WIDTH = 20_000, 16
 
 
 class TableRig:
@@ -54,3 +61,23 @@ class TableRig:
     def folds(self, name: str = "items") -> list[TableFold]:
         found = [server._tables.fold(name) for server in self.servers.values()]
         return [fold for fold in found if fold]
+
+
+def rows(*values: float) -> np.ndarray:
+    return np.repeat(np.array(values, np.float32)[:, None], WIDTH, axis=1)
+
+
+async def first_column(table: RowTable, *ids: int) -> list[float]:
+    return (await table.lookup(ids)).values[:, 0].tolist()  # type: ignore[no-any-return]
+
+
+async def whole(table: RowTable) -> np.ndarray:
+    return (await table.lookup(np.arange(ROWS_OF_ALL))).values
+
+
+async def in_blocks(rig: TableRig, root: bytes, tensor: str = "table.items") -> np.ndarray:
+    """What the version itself holds."""
+    async with connect(rig.url, name="reader") as bus, HistoryFollower(bus, rig.model) as follower:
+        await follower.wait_for(lambda history: root in history.roots, Deadline.after(10))
+        reader = BlockReader(bus, rig.model, follower)
+        return (await reader.tensors(root, RequestContext.after(10), [tensor]))[tensor]

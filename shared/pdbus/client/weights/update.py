@@ -96,7 +96,7 @@ class Update:
     async def stage_file(self, file: str, content: bytes) -> int:
         """A file of the checkpoint, such as tokenizer.json. It may be new."""
         name = meta_tensor(file)
-        new, blocks = replaced(name, "u8", np.frombuffer(content, np.uint8), self._current.get(name))
+        new, blocks = replaced(name, "u8", np.frombuffer(content, np.uint8), self.tensors.get(name))
         return await self._take(new, blocks)
 
     async def stage_rows(self, name: str, rows: Any, values: Any) -> int:
@@ -186,7 +186,7 @@ class Update:
     async def commit(self) -> Committed:
         """Makes the version exist. Raises Conflict, naming the winner, where the line went on meanwhile;
         DeadlineExceeded and Unavailable where it could not be made durable: nothing is visible of it then."""
-        return await self._commit(self._current)
+        return await self._commit(self.tensors)
 
     async def _commit(self, tensors: Mapping[str, Tensor]) -> Committed:
         manifest = Manifest.build(tensors.values())
@@ -213,10 +213,6 @@ class Update:
     @property
     def tensors(self) -> Mapping[str, Tensor]:
         """Of the version to be, as it is now."""
-        return self._current
-
-    @property
-    def _current(self) -> Mapping[str, Tensor]:
         kept = {name: old for name, old in self._manifest.tensors.items() if layer_of(name) not in self._whole_layers}
         return {**kept, **self._tensors}
 
