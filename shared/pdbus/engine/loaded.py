@@ -57,6 +57,8 @@ class Loaded(ABC, Generic[V]):
         self._failures: dict[Digest, Failure] = {}  # of wanted ones only
         self._changed = asyncio.Event()
         self._any = asyncio.Event()
+        self._refused: SettingsError | None = None
+        """The settings allow no first version: trying again would change nothing."""
         self.detail = "waiting for a first version"
 
     @property
@@ -99,8 +101,8 @@ class Loaded(ABC, Generic[V]):
             await asyncio.wait({ready, self._task}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await cancelled(ready)
-        if not self._ready:
-            self._task.result()
+        if self._refused:
+            raise self._refused
         return next(iter(self._ready.values()))
 
     async def need(self, root: Digest, deadline: Deadline) -> V:
@@ -139,6 +141,8 @@ class Loaded(ABC, Generic[V]):
             root = self._next(time.monotonic())
             if root is not None:
                 await self._load_or_note(root)
+                if self._refused:
+                    return
                 continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), _LOOK_S)
@@ -165,7 +169,8 @@ class Loaded(ABC, Generic[V]):
             version = await self._load(root)
         except Exception as error:  # whatever it was: the versions that are here go on serving
             if isinstance(error, SettingsError) and not self._ready:
-                raise
+                self._refused = error
+                return
             log.warning("version %s can't be loaded: %s", root.hex()[:12], error)
             self.detail = f"version {root.hex()[:12]} can't be loaded: {error}"
             if root in self._wanted:
