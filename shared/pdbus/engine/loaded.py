@@ -59,6 +59,8 @@ class Loaded(ABC, Generic[V]):
         self._any = asyncio.Event()
         self._awaited = False
         """Somebody waits for a first version."""
+        self._refused: SettingsError | None = None
+        """The settings allow no first version: trying again would change nothing."""
         self.detail = "waiting for a first version"
 
     @property
@@ -108,6 +110,8 @@ class Loaded(ABC, Generic[V]):
                     await asyncio.wait({ready, self._task}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     await cancelled(ready)
+                if self._refused:
+                    raise self._refused
                 if self._task.done():
                     self._task.result()
             return next(iter(self._ready.values()))
@@ -150,6 +154,8 @@ class Loaded(ABC, Generic[V]):
             root = self._next(time.monotonic())
             if root is not None:
                 await self._load_or_note(root)
+                if self._refused:
+                    return
                 continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), _LOOK_S)
@@ -178,7 +184,8 @@ class Loaded(ABC, Generic[V]):
             version = await self._load(root)
         except Exception as error:  # whatever it was: the versions that are here go on serving
             if isinstance(error, SettingsError) and not self._ready:
-                raise
+                self._refused = error
+                return
             log.warning("version %s can't be loaded: %s", root.hex()[:12], error)
             self.detail = f"version {root.hex()[:12]} can't be loaded: {error}"
             if root in self._wanted:

@@ -92,6 +92,9 @@ async def _main(service_class: type[Service[S]], settings: S, exporting: Telemet
                 raise
             log.info("stopped while starting")
             return 0
+        except SettingsError as error:  # found wrong only now that the model is known
+            log.error("%s", error.message)
+            return 2
         except PdbusError as error:
             log.error("%s", error.message)
             return 1

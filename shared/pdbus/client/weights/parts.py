@@ -141,7 +141,7 @@ class LeadingUpdate(SharedUpdate):
     async def _commit_together(self) -> Committed:
         await self._stager.settle()
         theirs = await self._gathering.tensors(self._tensors, self._manifest, self._deadline)
-        return await self._commit({**self._current, **theirs})
+        return await self._commit({**self.tensors, **theirs})
 
     def _look(self, history: History) -> None:
         ended = history.end_of(self._terms.tx)
