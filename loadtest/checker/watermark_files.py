@@ -1,4 +1,4 @@
-"""The files of the watermark model: weights in which every part adds its mark (watermark.py), and what they need."""
+"""The watermark model's files: weights in which every part adds its mark, and all else (watermark.py)."""
 
 from __future__ import annotations
 

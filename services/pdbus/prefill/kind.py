@@ -16,7 +16,8 @@ from pdbus.peers.weights import BlockReader
 
 log = logging.getLogger(__name__)
 
-_READ_S = 60.0
+_READ_S = 5.0
+"""Of one version: it may be gone by now, and the next one tells as well."""
 _RETRY_S = 1.0
 
 

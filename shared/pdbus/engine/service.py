@@ -70,6 +70,8 @@ class EngineService(Service[S], Generic[S]):
             await self.bus.logs.ensure()
             for part in (self.fleet, self._history):
                 await stack.enter_async_context(part)
+            with contextlib.suppress(PdbusError):  # then it learns by and by which versions are wanted, oldest first
+                await self._history.caught_up(Deadline.after(_LOG_S))
             await self.start(stack)
             self._stack = stack.pop_all()
         return self
@@ -77,8 +79,6 @@ class EngineService(Service[S], Generic[S]):
     async def start(self, stack: contextlib.AsyncExitStack) -> None:
         """Returns once requests can be served. What has to be ended goes onto `stack`."""
         await stack.enter_async_context(self.versions)
-        with contextlib.suppress(PdbusError):  # then it learns by and by which versions are wanted, the oldest first
-            await self._history.caught_up(Deadline.after(_LOG_S))
         stack.callback(self._history.on_change(self._want))
         stack.callback(self._history.on_change(lambda _: self.changed.set()))
         self._want(self._history.history)
