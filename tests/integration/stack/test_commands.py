@@ -16,10 +16,10 @@ from pdbus.bus.presence import Presence
 from pdbus.canonical import digest
 from pdbus.context import Deadline
 from pdbus.errors import InvalidRequest, NotFound
-from pdbus.messages.changelog import Commit, LogEntry, Member, Ref
+from pdbus.messages.changelog import Commit, Forget, LogEntry, Member, Ref
 from pdbus.messages.presence import Card, Load
 from pdbus.peers.history import HistoryFollower
-from pdbus.stack import status, weights, weights_log
+from pdbus.stack import status, weights, weights_log, weights_show
 from pdbus.stack.attach import Target, find
 from pdbus.stack.folder import Folder, Run
 from pdbus.stack.membership import left_behind, retire
@@ -140,3 +140,35 @@ def test_the_server_that_was_named_comes_before_the_folders(tmp_path: Path) -> N
     assert find(tmp_path, StackSettings(model="default", nats_url="nats://there:2")) == Target(
         "nats://there:2", "default"
     )
+
+
+async def test_any_fingerprint_leads_to_its_commit_whatever_became_of_the_version(bus: Bus, target: Target) -> None:
+    to, gone = CHANGELOG(model=target.model), digest("gone")
+
+    async def append(entry: LogEntry) -> None:
+        await bus.logs.append(to, entry, expected_seq=None, message_id=None)
+
+    async with weights.opened(target) as opened:
+
+        async def told(root: bytes) -> tuple[str, str]:
+            lineage = await opened.lineage(f"root-{root.hex()}")
+            assert lineage.root == root
+            return lineage.commit.author, weights_show.state(lineage)
+
+        assert await told(OLD) == ("ann", "served as stable")
+        assert (await told(NEW))[1].startswith("head of stable")
+        await append(LogEntry(ref=Ref("canary", NEW, "bob", share=0.1)))
+        assert (await told(NEW))[1] == "served as canary"
+        await append(LogEntry(ref=Ref("stable", NEW, "bob")))
+        await append(LogEntry(ref=Ref("canary", None, "bob")))
+        await append(LogEntry(ref=Ref("stable", OLD, "ann", "rollback")))
+        author, state = await told(NEW)
+        assert author == "bob"
+        assert "still kept: a ref can go back to it" in state
+        await append(LogEntry(commit=Commit("tx-3", gone, OLD, "eve", "third", (), ref="")))
+        await append(LogEntry(forget=Forget((gone,), "root")))
+        author, state = await told(gone)
+        assert author == "eve"
+        assert state.startswith("given up by root")
+        with pytest.raises(NotFound):
+            await opened.lineage("root-" + "0" * 64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdbus.bus.codec import decode, encode
@@ -60,6 +60,7 @@ def known(history: History) -> object:
 GAPS = st.sampled_from([0.1, 30.0, 500.0, LIVE_S / 2, LIVE_S + 1, 24 * 3600.0])
 
 
+@settings(max_examples=60)
 @given(st.lists(st.tuples(GAPS, entries()), max_size=40), st.data())
 def test_from_a_checkpoint_on_everything_that_lives_is_as_from_the_start(
     log: list[tuple[float, LogEntry]], data: st.DataObject
