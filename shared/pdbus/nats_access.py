@@ -85,6 +85,6 @@ def public_key(seed: str) -> str:
     import nkeys  # here, as nats-py has it: only who has a key pays for loading it
 
     try:
-        return str(nkeys.from_seed(bytearray(seed.encode())).public_key.decode())
+        return str(nkeys.from_seed(bytearray(seed.strip().encode())).public_key.decode())
     except Exception:  # nkeys and what it stands on raise all sorts for text that is no seed
         raise InvalidRequest("a NATS key file holds no NKey seed of a user (SU…)") from None

@@ -90,6 +90,8 @@ def test_the_command_exists_with_these_arguments(line: str) -> None:
             parser().parse_args(arguments)
         case [program, "-m", "loadtest", name, *arguments] if program.endswith("/python"):
             importlib.import_module(f"loadtest.{name}.command").arguments(arguments)
+        case ["docker", "compose", "run", "--rm", "--user", _, service]:
+            assert service in yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
         case ["docker", "compose", "up", *arguments]:
             services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
             scaled = [argument.split("=")[0] for argument in arguments if "=" in argument]

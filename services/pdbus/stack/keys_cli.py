@@ -92,17 +92,14 @@ def _add(given: argparse.Namespace, settings: StackSettings) -> int:
 
 
 def _list(given: argparse.Namespace, settings: StackSettings) -> int:
-    from rich.console import Console
-    from rich.table import Table
-
     from pdbus import keyfile
 
-    table = Table("id", "tenant", "made", "requests/min", "tokens/min", "at once", "priority", box=None)
+    form = "{:<14}{:<27}{:>13}{:>15}{:>9}{:>10}  {}\n"
+    sys.stdout.write(form.format("id", "made", "requests/min", "tokens/min", "at once", "priority", "tenant"))
     for entry in keyfile.read(_file(given, settings)).keys:
         limits = (entry.requests_per_minute, entry.tokens_per_minute, entry.max_inflight)
-        shown = ["no limit" if limit is None else str(limit) for limit in limits]
-        table.add_row(entry.id, entry.tenant, entry.created, *shown, str(entry.priority))
-    Console(highlight=False).print(table)
+        shown = ["-" if limit is None else limit for limit in limits]
+        sys.stdout.write(form.format(entry.id, entry.created, *shown, entry.priority, entry.tenant))
     return 0
 
 

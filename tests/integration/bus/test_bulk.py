@@ -177,6 +177,8 @@ async def test_frames_to_an_unknown_stream_are_refused(bus_pair: BusPair, unique
     worker = unique("d")
     await bus_pair.client.bulk.listen(KV.name(worker=worker, session=ANY, attempt=ANY))
     unknown = TRANSFER.name(address=bus_pair.client.bulk.address, stream="unknown")
+    async with bus_pair.client.bulk.receive():
+        pass  # from its first stream on it listens
     for subject in (unknown, KV.name(worker=worker, session="s", attempt="1")):
         with pytest.raises(NotFound):
             async with bus_pair.server.bulk.send(subject, soon()) as out:

@@ -10,8 +10,8 @@ from pdbus.bus.nats_client import GuardedClient
 
 
 async def test_a_cancel_that_comes_with_the_answer_is_heard(nats_url: str) -> None:
-    client = GuardedClient(lambda error: None)
-    await client.dial([nats_url], "test")
+    client = GuardedClient(lambda error: None, lambda subject: None)
+    await client.dial([nats_url], "test", {})
     try:
         client.listen("cancel.test", lambda _: None)  # it is there, and never answers
         asking = asyncio.create_task(client.request("cancel.test", b"", timeout=30))

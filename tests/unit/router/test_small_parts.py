@@ -117,7 +117,7 @@ def test_a_foreign_error_is_told_without_its_text():
 
 
 def test_when_to_try_again():
-    assert headers_of(errors.Overloaded("x", retry_after_s=7.2))["Retry-After"] == "8"
+    assert headers_of(errors.Overloaded("x", retry_after_s=7.2))["Retry-After"] == "8", "not before"
     assert "Retry-After" not in headers_of(errors.InvalidRequest("x"))
 
 
