@@ -20,7 +20,7 @@ from pdbus.bus.presence import Fleet
 from pdbus.context import Deadline
 from pdbus.stack.nats_server import embedded_nats
 
-_MODEL = "rows"
+MODEL = "rows"
 _END_S = 15.0
 
 
@@ -34,7 +34,7 @@ async def serving(servers: int = 1) -> AsyncIterator[str]:
             try:
                 for number in range(servers):
                     own = {"PDBUS_ID": f"rows-{number}", "PDBUS_DATA": f"{folder}/{number}", "NATS_URL": nats.url}
-                    own |= {"PDBUS_MODEL": _MODEL, "PDBUS_CHECKPOINT": str(checkpoint)}
+                    own |= {"PDBUS_MODEL": MODEL, "PDBUS_CHECKPOINT": str(checkpoint)}
                     children.append(
                         await asyncio.create_subprocess_exec(
                             *(sys.executable, "-m", "pdbus.param_server"), env={**os.environ, **own}
@@ -71,4 +71,4 @@ def main(argv: list[str]) -> int:
 
 async def _run(given: argparse.Namespace) -> RowsReport:
     async with serving(given.servers) as url:
-        return await measure(url, _MODEL, rows=given.rows, per_s=given.rate, seconds=given.duration, seal=given.seal)
+        return await measure(url, MODEL, rows=given.rows, per_s=given.rate, seconds=given.duration, seal=given.seal)
