@@ -61,7 +61,7 @@ class GuardedClient(RequestingClient):
         self._inbound: Inbound | None = None
 
     async def dial(self, servers: Sequence[str], name: str, options: Mapping[str, Any]) -> None:
-        """Connects to any of `servers`, each tried twice, by NatsAccess's `options`. Raises OSError, nats.errors.Error."""
+        """Connects to any of `servers`, each tried twice, by NatsAccess's `options`. Raises OSError, NATS's errors."""
         self._secure = "tls" in options
         try:
             await self.connect(
