@@ -17,8 +17,6 @@ from pdbus import subjects as s
 from pdbus.nats_access import OPEN_INBOX
 from pdbus.subjects import ANY, Bulk, Event, Log, Rpc, StreamRpc, Subject, Work
 
-LONGEST_REPLY_S = 660
-"""A request lives for ten minutes at most (context.py); so long its reply may take."""
 SOURCE = "features"
 """The kind of a caller's own feature service (PDBUS_FEATURE_SUBJECT)."""
 _JS = "$JS.API"
@@ -43,8 +41,7 @@ class Grant:
     service: bool = True
     """Tells of itself: by presence, and by the NATS services API."""
     answers_any: bool = False
-    """May publish into every inbox. Else NATS keeps the reply subject of each request that is being answered, and lets
-    only those be used; it counts them one by one at each message once there are thousands, as a router has."""
+    """May publish into every inbox. Others only to where a message asked them to (Replies); routers stream."""
     asks_services: bool = False
     """`nats micro list` and the like."""
 
@@ -123,13 +120,30 @@ GRANTS: Final[Mapping[str, Grant]] = {
 
 
 @dataclass(frozen=True)
+class Replies:
+    """A user may publish `most` times to the reply subject of a message that it got, within `seconds`.
+
+    The server remembers each subject until then, and goes through all of them at each message once they are more than
+    4,096: so who answers does it once, and who reads streams has the few seconds between two signs of life."""
+
+    most: int
+    seconds: int
+
+
+ANSWERS: Final = Replies(1, 660)
+"""Of who serves requests: they live for ten minutes at most (context.py), and each has one answer."""
+LEAVES: Final = Replies(100, 10)
+"""Of who reads streams: it tells the sender that nobody reads any more, once for each frame that still comes."""
+
+
+@dataclass(frozen=True)
 class Permissions:
     """Of one user, as NATS has them."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
-    replies: bool
-    """It may also publish once to the reply subject of each message that it gets, within LONGEST_REPLY_S."""
+    replies: Replies | None
+    """None: into any inbox."""
 
 
 def permissions(kind: str, inbox: str, feature_subject: str = "") -> Permissions:
@@ -139,7 +153,9 @@ def permissions(kind: str, inbox: str, feature_subject: str = "") -> Permissions
     subscribe = {f"{inbox}.>", *_heard(kind, grant, feature_subject)}
     if grant.answers_any:
         publish.add(f"{OPEN_INBOX}.>")
-    return Permissions(tuple(sorted(publish)), tuple(sorted(subscribe)), replies=not grant.answers_any)
+    reads_streams = any(isinstance(subject, StreamRpc) for subject in grant.calls)
+    replies = None if grant.answers_any else LEAVES if reads_streams else ANSWERS
+    return Permissions(tuple(sorted(publish)), tuple(sorted(subscribe)), replies)
 
 
 def _published(kind: str, grant: Grant, feature_subject: str) -> Iterator[str]:

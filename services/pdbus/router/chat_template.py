@@ -18,7 +18,8 @@ from jinja2.parser import Parser
 
 from pdbus.errors import InvalidRequest
 from pdbus.router.openai_schema import ChatMessage
-from pdbus.router.template_bounds import BUDGET, BoundedEnvironment, Budget, TooMuchWork
+from pdbus.router.template_bounds import BUDGET, BoundedEnvironment
+from pdbus.router.template_budget import Budget, TooMuchWork
 
 _TURNS = 200_000
 _TURNS_PER_CHAR = 16

