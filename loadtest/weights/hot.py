@@ -18,13 +18,14 @@ async def measure(terms: Terms) -> list[Row]:
     far_matrix = [await simulated_hot_matrix(servers, duration_s=seconds) for servers in (1, 2, 4)]
     far_model = [await simulated_hot_model(own, duration_s=seconds) for own in (0, 1, 2)]
     start = await start_in_int8(terms.model)
-    saved = f"{start.fp32_bytes / 1e6:.0f} MB in {start.fp32_s:.1f} s, {start.int8_bytes / 1e6:.0f} in {start.int8_s:.1f} s"
+    share = start.int8_bytes / start.fp32_bytes
+    times = f"fetched in {start.int8_s:.1f} s against {start.fp32_s:.1f} s; made once in {start.convert_s:.1f} s"
     return [
         beside("a hot matrix over 2 servers against 1", _times(matrix), real),
         beside("a hot model from a process of its own", _times(model), real),
         beside("a hot matrix over 2 and 4 servers against 1", _times(far_matrix), _SIMULATED),
         beside("a hot model with 1 and 2 servers of its own", _times(far_model), f"{_SIMULATED}; else shared by three"),
-        beside("a start from int8 made at the servers", f"{start.int8_bytes / start.fp32_bytes:.0%} of the bytes", saved),
+        beside("a start from int8 made at the servers", f"{share:.0%} of the bytes", times),
     ]
 
 
