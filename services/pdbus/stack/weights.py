@@ -119,8 +119,14 @@ def show(target: Target, name: str) -> int:
         rows += [
             ("committed", when(version.at.time_ns)), ("author", commit.author), ("message", commit.message),
             ("parent", commit.parent.hex() if commit.parent else "none"), ("line", commit.ref or "none"),
-            ("changed", ", ".join(layer for layer, _ in commit.layers)),
+            ("changed", ", ".join(layer for layer, _ in commit.layers)), ("precision", commit.precision),
         ]  # fmt: skip
+        if commit.source:
+            rows.append(("made of", f"{commit.source.hex()}, once, at a param-server"))
+    made = [
+        (precision, root) for (source, precision), root in history.conversions.made.items() if source == version.root
+    ]
+    rows += [(f"in {precision}", root.hex()) for precision, root in made if root in history.roots]
     if version.left:
         rows.append(("left", f"{when(version.left.time_ns)}, its last ref"))
     table = Table(Column(no_wrap=True), "", box=None, show_header=False)
@@ -189,6 +195,31 @@ def canary(target: Target, root: str | None, share: float) -> int:
             await _tell_move(weights, CANARY, await weights.canary(root, share))
 
     asyncio.run(change())
+    return 0
+
+
+def convert(target: Target, name: str, precision: str, ref: str | None, *, follow: bool, wait_s: float) -> int:
+    """Asks for a version in another precision, and waits until it is made and its ref has followed."""
+
+    async def ask(console: Console) -> None:
+        async with opened(target) as weights:
+            asked = await weights.convert(name, precision, ref=ref, follow=follow)
+            history = await weights.history()
+            source = asked.root or history.head(asked.line)
+            if not wait_s or source is None:
+                return
+            started = time.monotonic()
+            with console.status(f"waiting for {precision} of {short(source)}"):
+                try:
+                    root = await weights.converted(source, precision, wait_s)
+                except DeadlineExceeded:
+                    console.print(f"it is not made yet; `pdbus status` tells what the param-servers do: {precision}")
+                    return
+            console.print(f"{precision} of {short(source)} is {root.hex()}, after {time.monotonic() - started:.1f} s")
+            if asked.ref:
+                await _tell_move(weights, asked.ref, root)
+
+    asyncio.run(ask(wide_console()))
     return 0
 
 

@@ -47,7 +47,7 @@ class EngineService(Service[S], Generic[S]):
             settings.threads,
             settings.cores_file,
         )
-        self.versions = Versions(self._reader, partial(open_backend, options), self.changed.set)
+        self.versions = Versions(self._reader, partial(open_backend, options), self.changed.set, self._reader)
         self.worker: Worker[Any] | None = None
 
     @abstractmethod

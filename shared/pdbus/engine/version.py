@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import Protocol, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
 
@@ -20,7 +20,8 @@ from pdbus.model.families import config_of, writing
 from pdbus.model.memory import give_back
 from pdbus.model.scope import prefix_scope
 from pdbus.tasks import cancelled
-from pdbus.weights.layer import META
+from pdbus.weights.blocks import PACKED_ROW_BYTES
+from pdbus.weights.layer import META, layer_of
 from pdbus.weights.manifest import Manifest
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -44,6 +45,28 @@ class WeightSource(Protocol):
         progress: Progress | None = None,
     ) -> Mapping[str, np.ndarray]:
         """`rows`: of the one tensor that is named; a run of whole blocks."""
+
+
+class Int8Source(Protocol):
+    """Versions that were made in int8 once, at a param-server: peers/weights.py."""
+
+    def in_int8(self, root: Digest) -> tuple[Digest, Digest] | None:
+        """(version in fp32, the one made of it in int8), where `root` is one of such two and both can be fetched."""
+
+    async def stored(
+        self,
+        root: Digest,
+        ctx: RequestContext,
+        names: Collection[str] | None = None,
+        *,
+        rows: slice | None = None,
+        progress: Progress | None = None,
+    ) -> Mapping[str, Any]:
+        """As WeightSource.tensors; matrices in int8 as Int8Rows."""
+
+
+Fetch: TypeAlias = Callable[..., Awaitable[Mapping[str, Any]]]
+"""As WeightSource.tensors."""
 
 
 @dataclass(eq=False)
@@ -96,9 +119,14 @@ async def load(
     others: Sequence[Model],
     backend_for: Callable[[ModelConfig], Awaitable[Backend]],
     progress: Progress,
+    int8: Int8Source | None = None,
 ) -> Version:
     """Fetches what none of the `others` holds already, part by part, and builds the version. `backend_for`: what shall
     compute it.
+
+    Where that computes in int8, a version in fp32 and the one that was made of it in int8 are the same to it, bit by
+    bit. It then fetches the latter's blocks for both, and knows their layers by the former's digests, so that they are
+    shared. Prefix keys are made from the version that was asked for: a router knows no other.
 
     Raises what `source` does, and InvalidRequest for a model that can't be served."""
     ctx = RequestContext.after(LONGEST_DEADLINE_S)
@@ -106,28 +134,29 @@ async def load(
     meta = await source.meta(root, ctx)
     config = writing(config_of(meta))
     backend = await backend_for(config)
-    layers = [layer for layer in manifest.layers if layer.name != META]
-    digests = {layer.name: layer.digest for layer in layers}
+    fetch: Fetch = int8.stored if int8 and backend.takes_int8 else source.tensors
+    pair = int8.in_int8(root) if int8 and backend.takes_int8 else None
+    known, fetched = [await source.manifest(one, ctx) for one in pair] if pair else [manifest, manifest]
+    digests = {layer.name: layer.digest for layer in known.layers if layer.name != META}
+    packed = {name: tensor.dtype for name, tensor in fetched.tensors.items() if tensor.dtype in PACKED_ROW_BYTES}
     reuse = max(others, key=lambda model: len(digests.items() & model.digests.items()), default=None)
-    builder = await asyncio.to_thread(backend.begin, config, digests, reuse)
-    await _fill(builder, root, source, ctx, progress)
+    builder = await asyncio.to_thread(backend.begin, config, digests, reuse, packed)
+    await _fill(builder, partial(fetch, fetched.root, ctx), progress)
     model = await asyncio.to_thread(builder.finish)
     await asyncio.to_thread(give_back)
-    tensors = {tensor.name: tensor.digest for layer in layers for tensor in layer.tensors}
+    tensors = {name: tensor.digest for name, tensor in manifest.tensors.items() if layer_of(name) != META}
     scope = prefix_scope(config, tensors, backend.page_format(config), backend.compute_class)
     return Version(root, model, scope)
 
 
-async def _fill(
-    builder: Builder[Model], root: Digest, source: WeightSource, ctx: RequestContext, progress: Progress
-) -> None:
+async def _fill(builder: Builder[Model], fetch: Fetch, progress: Progress) -> None:
     """Fetches a part while the one before it is packed: no more of them are in memory at once."""
     total, done = sum(part.nbytes for part in builder.parts), 0
     packing: asyncio.Task[None] | None = None
     try:
         for part in builder.parts:
             told = partial(_told, progress, done, total)
-            arrays = await source.tensors(root, ctx, tuple(part.shapes), rows=part.rows, progress=told)
+            arrays = await fetch(tuple(part.shapes), rows=part.rows, progress=told)
             if packing:
                 await packing
             packing = asyncio.create_task(asyncio.to_thread(builder.add, part, arrays))

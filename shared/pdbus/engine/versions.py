@@ -11,7 +11,7 @@ from types import TracebackType
 
 from pdbus.context import Deadline
 from pdbus.engine.loaded import Loaded
-from pdbus.engine.version import Pin, Version, WeightSource, load
+from pdbus.engine.version import Int8Source, Pin, Version, WeightSource, load
 from pdbus.errors import InvalidRequest
 from pdbus.kv.format import PageFormat
 from pdbus.messages.common import Digest
@@ -28,13 +28,14 @@ class Versions(Loaded[Version]):
         source: WeightSource,
         open_backend: Callable[[ModelConfig], Backend],
         on_change: Callable[[], object] = lambda: None,
+        int8: Int8Source | None = None,
     ) -> None:
         super().__init__(on_change)
         self.backend: Backend | None = None
         """None before the first version."""
         self.kv_roots: dict[Digest, Digest] = {}
         """KV-relevant roots of the versions that are or were here: cached pages may outlive their version."""
-        self._source, self._open_backend = source, open_backend
+        self._source, self._int8, self._open_backend = source, int8, open_backend
         self._opening: asyncio.Task[Backend] | None = None
 
     async def __aexit__(
@@ -65,7 +66,7 @@ class Versions(Loaded[Version]):
 
     async def _load(self, root: Digest) -> Version:
         others = [version.model for version in self._ready.values()]
-        version = await load(root, self._source, others, self._backend_for, self._loading(root))
+        version = await load(root, self._source, others, self._backend_for, self._loading(root), self._int8)
         if self.page_format not in (None, version.scope.page_format):
             raise InvalidRequest(
                 f"its KV pages ({version.scope.page_format}) differ from this worker's ({self.page_format})"

@@ -23,6 +23,8 @@ class Commit:
     precision: str = "fp32"
     ref: str = "stable"
     """The line that it continues: its ref follows once the fleet has the root ready. Empty: the root only exists."""
+    source: Digest | None = None
+    """The version in fp32 that this one was converted from, into `precision`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,22 @@ class Checkpoint:
     heads: tuple[tuple[str, Digest], ...] = ()
     """Of lines whose head its ref doesn't name."""
     shares: tuple[tuple[str, float], ...] = ()
+    conversions: tuple[Convert, ...] = ()
+    """Those that follow a line."""
+    derived: tuple[tuple[Digest, str, Digest], ...] = ()
+    """(version in fp32, precision, the version that was made of it)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Convert:
+    """Asks the param-servers for versions in another precision: of `root`, once; or of every head of `line`, until
+    `ref` is removed. Each becomes a commit, and the head of the line `ref`; of no line where that is empty."""
+
+    precision: str
+    ref: str
+    author: str
+    root: Digest | None = None
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +102,7 @@ class LogEntry:
     member: Member | None = None
     forget: Forget | None = None
     checkpoint: Checkpoint | None = None
+    convert: Convert | None = None
 
     @property
     def message_id(self) -> str | None:

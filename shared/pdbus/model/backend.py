@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -55,9 +56,18 @@ class Backend(Protocol):
     """Builds models of one precision; used by one engine. All of its models' pages have one layout and KV dtype."""
 
     compute_class: str
+    takes_int8: bool
+    """Whether its builders compute with Int8Rows (weights/packed.py) as they are, and would make the same of fp32."""
 
-    def begin(self, config: ModelConfig, digests: Mapping[str, Digest], reuse: Model | None) -> Builder[Model]:
-        """A version beside `reuse`, of which it shares each layer that has the same digest there.
+    def begin(
+        self,
+        config: ModelConfig,
+        digests: Mapping[str, Digest],
+        reuse: Model | None,
+        packed: Mapping[str, str] = MappingProxyType({}),
+    ) -> Builder[Model]:
+        """A version beside `reuse`, of which it shares each layer that has the same digest there. `packed`: dtypes of
+        the tensors that are stored in others than fp32.
 
         Raises InvalidRequest for a model that can't be computed."""
 

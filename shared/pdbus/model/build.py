@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -37,7 +38,12 @@ class TorchBuilder:
     """A Builder (model/backend.py)."""
 
     def __init__(
-        self, config: ModelConfig, digests: Mapping[str, Digest], reuse: Llama | None, device: torch.device | str
+        self,
+        config: ModelConfig,
+        digests: Mapping[str, Digest],
+        reuse: Llama | None,
+        device: torch.device | str,
+        packed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Shares the layers that `reuse` has under the same digest."""
         self._config, self._digests, self._device = config, dict(digests), torch.device(device)
@@ -54,7 +60,8 @@ class TorchBuilder:
                 self._tables[EMBEDDING] = old.embedding
             if "head" in same:
                 self._norm, self._old_head = old.final_norm, old.head
-        self.parts = parts_of(config, [name for name in expected_tensors(config) if layer_of(name) not in same])
+        needed = [name for name in expected_tensors(config) if layer_of(name) not in same]
+        self.parts = parts_of(config, needed, packed)
 
     def add(self, part: Part, arrays: Arrays) -> None:
         part.check(arrays)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from pdbus.errors import InvalidRequest
@@ -28,12 +29,19 @@ class NativeBackend(Backend):
 
     def __init__(self, engine: NativeEngine, precision: Precision, kv_dtype: KvDtype) -> None:
         self.compute_class = compute_class(_SCHEMES[precision], kv_dtype)
+        self.takes_int8 = precision == "int8"
         self._engine, self._scheme, self._kv_dtype = engine, _SCHEMES[precision], kv_dtype
 
-    def begin(self, config: ModelConfig, digests: Mapping[str, Digest], reuse: Model | None) -> NativeBuilder:
+    def begin(
+        self,
+        config: ModelConfig,
+        digests: Mapping[str, Digest],
+        reuse: Model | None,
+        packed: Mapping[str, str] = MappingProxyType({}),
+    ) -> NativeBuilder:
         old = reuse if isinstance(reuse, NativeLlama) else None
         try:
-            return NativeBuilder(config, digests, self._engine, self._scheme, old)
+            return NativeBuilder(config, digests, self._engine, self._scheme, old, packed)
         except NativeUnavailable as error:
             raise InvalidRequest(f"the native engine of this worker can't compute it: {error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,7 +14,7 @@ from pdbus.model.config import ModelConfig, expected_tensors
 from pdbus.model.frequencies import frequencies
 from pdbus.model.native_layer import linear_runs, packed_layer
 from pdbus.model.native_llama import NativeLayer, NativeLlama, Precision
-from pdbus.model.parts import EMBEDDING, HEAD, NORM, Part, parts_of, unchanged
+from pdbus.model.parts import EMBEDDING, HEAD, NORM, Part, Rows, parts_of, unchanged
 from pdbus.model.rotate import rotated
 from pdbus.native.build import NativeUnavailable
 from pdbus.native.library import GROUP, LANES, NativeEngine
@@ -58,13 +59,15 @@ class NativeBuilder:
         engine: NativeEngine,
         precision: Precision,
         reuse: NativeLlama | None = None,
+        packed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Shares the layers that `reuse` has under the same digest. Raises NativeUnavailable where the kernels don't
-        fit the model."""
+        fit the model. `packed`: as Backend.begin has it."""
         check_supported(config)
         self._config, self._digests, self._engine, self._precision = config, dict(digests), engine, precision
         self._rotates = precision == "int8-rows"
-        self._head_from = EMBEDDING if config.tied_embeddings else HEAD
+        origin = EMBEDDING if config.tied_embeddings else HEAD
+        self._head_from = HEAD if precision == "int8-groups" and packed.get(HEAD) == "int8" else origin
         old = reuse if reuse and (reuse.precision, reuse.config) == (precision, config) else None
         same = unchanged(digests, old.digests if old else {})
         self._layers: dict[int, NativeLayer] = {}
@@ -75,20 +78,21 @@ class NativeBuilder:
             self._layers = {index: layer for index, layer in enumerate(old.layers) if f"layers.{index}" in same}
             self._gains = old.final_norm if "head" in same else None
             self._old_embedding = old.embedding if "embed" in same else None
-            self._old_head = old.head if {layer_of(name) for name in self._of_head} <= same else None
+            # Layers stand for what they were made from: of a tied head that is the embedding, however it comes.
+            self._old_head = old.head if {layer_of(name) for name in (origin, *self._of_head)} <= same else None
         shape, dtype = (config.vocab_size, config.hidden_size), np.float32 if precision == "fp32" else np.float16
         self._embedding: Array = np.empty(shape, dtype) if self._old_embedding is None else self._old_embedding
         self._head = linear_runs(config.vocab_size, precision, head=True)
         of_head = () if self._old_head else self._of_head
-        needed = (name for name in expected_tensors(config) if layer_of(name) not in same or name in of_head)
-        self.parts = parts_of(config, tuple(needed))
+        needed = {*(name for name in expected_tensors(config) if layer_of(name) not in same), *of_head}
+        self.parts = parts_of(config, tuple(needed), packed)
 
     @property
     def _of_head(self) -> tuple[str, ...]:
         """The tensors that the head is made from."""
         return (self._head_from, NORM) if self._rotates else (self._head_from,)
 
-    def add(self, part: Part, arrays: Mapping[str, Array]) -> None:
+    def add(self, part: Part, arrays: Mapping[str, Rows]) -> None:
         part.check(arrays)
         if part.start is not None:
             (name,) = part.shapes
@@ -112,7 +116,7 @@ class NativeBuilder:
             _frequencies=frequencies(self._config),
         )
 
-    def _add_rows(self, name: str, start: int, rows: Array) -> None:
+    def _add_rows(self, name: str, start: int, rows: Any) -> None:
         if name == EMBEDDING and self._old_embedding is None:
             turned = rotated(self._config, EMBEDDING, {name: rows}) if self._rotates else rows
             self._embedding[start : start + len(rows)] = turned

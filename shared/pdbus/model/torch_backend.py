@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 
@@ -21,10 +22,17 @@ class TorchBackend(Backend):
         """`threads`: of the whole process, since torch knows no other."""
         torch.set_num_threads(threads)
         self.compute_class = compute_class(device, kv_dtype)
+        self.takes_int8 = False
         self._device, self._kv_dtype = device, kv_dtype
 
-    def begin(self, config: ModelConfig, digests: Mapping[str, Digest], reuse: Model | None) -> TorchBuilder:
-        return TorchBuilder(config, digests, reuse if isinstance(reuse, Llama) else None, self._device)
+    def begin(
+        self,
+        config: ModelConfig,
+        digests: Mapping[str, Digest],
+        reuse: Model | None,
+        packed: Mapping[str, str] = MappingProxyType({}),
+    ) -> TorchBuilder:
+        return TorchBuilder(config, digests, reuse if isinstance(reuse, Llama) else None, self._device, packed)
 
     def page_format(self, config: ModelConfig) -> PageFormat:
         return PageFormat(config.layers, config.kv_heads, config.head_dim, PAGE_TOKENS, self._kv_dtype, "kv1")

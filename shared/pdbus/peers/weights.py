@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from pdbus.bus.bus import Bus
-from pdbus.context import RequestContext
+from pdbus.context import LONGEST_DEADLINE_S, RequestContext
 from pdbus.errors import NotFound
 from pdbus.messages.common import Digest
 from pdbus.peers.blocks import BlockFetcher, Source, Wanted
 from pdbus.subjects import WEIGHT_BLOCKS, WEIGHT_BLOCKS_OF
-from pdbus.weights.blocks import DTYPES, Array, block_span, blocks_of_rows, byte_view, rows_per_block, shard_of
-from pdbus.weights.history import History
+from pdbus.weights.blocks import (
+    DTYPES,
+    PACKED_ROW_BYTES,
+    Array,
+    block_span,
+    blocks_of_rows,
+    byte_view,
+    row_bytes,
+    rows_per_block,
+    shard_of,
+)
+from pdbus.weights.history import RETENTION_S, History
 from pdbus.weights.layer import META, Tensor, layer_of, meta_tensor
 from pdbus.weights.manifest import Manifest, layer_block, root_block, root_layers
+from pdbus.weights.packed import Int8Rows, widened
 from pdbus.weights.placement import ranked
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -70,18 +83,52 @@ class BlockReader:
         rows: slice | None = None,
         progress: Progress | None = None,
     ) -> dict[str, Array]:
-        """The named tensors (all but meta files, if none are named), each one array of the checkpoint's shape.
+        """The named tensors (all but meta files, if none are named), each one array of the checkpoint's shape; those of
+        a version in another precision are widened to fp32.
 
         `rows` (start and stop): only these of the one tensor that is named. They have to begin and end as blocks do.
         Raises as `manifest`, and NotFound for an unknown name."""
+        found = await self.stored(root, ctx, names, rows=rows, progress=progress)
+        return {
+            name: await asyncio.to_thread(array.widened) if isinstance(array, Int8Rows) else array
+            for name, array in found.items()
+        }
+
+    async def stored(
+        self,
+        root: Digest,
+        ctx: RequestContext,
+        names: Collection[str] | None = None,
+        *,
+        rows: slice | None = None,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
+        """As `tensors`, but matrices that the version has in int8 come as Int8Rows (weights/packed.py)."""
         manifest = await self.manifest(root, ctx)
         if names is None:
             names = [name for name in manifest.tensors if layer_of(name) != META]
         tensors = [manifest.tensor(name) for name in names]
         if rows is None:
-            return await self._fetch({tensor: range(len(tensor.blocks)) for tensor in tensors}, ctx, progress)
-        (tensor,) = tensors
-        return await self._fetch({tensor: blocks_of_rows(tensor.shape, tensor.dtype, rows)}, ctx, progress)
+            blocks = {tensor: range(len(tensor.blocks)) for tensor in tensors}
+        else:
+            (tensor,) = tensors
+            blocks = {tensor: blocks_of_rows(tensor.shape, tensor.dtype, rows)}
+        arrays = await self._fetch(blocks, ctx, progress)
+        packed = [tensor for tensor in tensors if tensor.dtype in PACKED_ROW_BYTES]
+        if not packed:
+            return arrays
+        return arrays | await asyncio.to_thread(_unpacked, packed, arrays)
+
+    def in_int8(self, root: Digest) -> tuple[Digest, Digest] | None:
+        """(version in fp32, the one that was made of it in int8), where `root` is one of such two and both can be
+        fetched."""
+        history = self._follower.history
+        source, precision = history.conversions.sources.get(root, (root, "int8"))
+        derived = history.derived(source, "int8")
+        kept = history.retained(time.time_ns(), RETENTION_S - LONGEST_DEADLINE_S)
+        if precision != "int8" or derived not in kept or source not in kept:
+            return None
+        return source, derived
 
     async def blocks(self, tensor: Tensor, indices: Iterable[int], ctx: RequestContext) -> dict[int, memoryview]:
         """Single blocks of a tensor by index. Raises as `manifest`."""
@@ -137,12 +184,27 @@ async def fetch_manifest(fetcher: BlockFetcher, root: Digest, ctx: RequestContex
 
 
 def _room(tensor: Tensor, blocks: range) -> Array:
-    """An array for these blocks of the tensor."""
-    if blocks == range(len(tensor.blocks)):
-        return np.empty(tensor.shape, DTYPES[tensor.dtype])
+    """An array for these blocks of the tensor; of bytes [rows, bytes] where it is packed."""
+    whole = blocks == range(len(tensor.blocks))
+    if not tensor.shape:
+        return np.empty((), DTYPES[tensor.dtype])
     step = rows_per_block(tensor.shape, tensor.dtype)
-    rows = min(blocks.stop * step, tensor.shape[0]) - blocks.start * step
+    rows = tensor.shape[0] if whole else min(blocks.stop * step, tensor.shape[0]) - blocks.start * step
+    if tensor.dtype in PACKED_ROW_BYTES:
+        return np.empty((rows, row_bytes(tensor.shape, tensor.dtype)), np.uint8)
     return np.empty((rows, *tensor.shape[1:]), DTYPES[tensor.dtype])
+
+
+def _unpacked(tensors: Iterable[Tensor], arrays: Mapping[str, Array]) -> dict[str, Array | Int8Rows]:
+    """What the packed rows of these tensors stand for. Slow: call it in a thread."""
+    found: dict[str, Array | Int8Rows] = {}
+    for tensor in tensors:
+        rows = arrays[tensor.name]
+        if tensor.dtype == "int8" and len(tensor.shape) == 2:
+            found[tensor.name] = Int8Rows.unpacked(rows, tensor.shape[1])
+        else:
+            found[tensor.name] = widened(tensor.dtype, rows, (len(rows), *tensor.shape[1:]))
+    return found
 
 
 def _places(

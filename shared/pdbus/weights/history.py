@@ -18,6 +18,7 @@ from pdbus.context import LONGEST_DEADLINE_S
 from pdbus.errors import InvalidRequest, NotFound
 from pdbus.messages.changelog import Checkpoint, Commit, LogEntry, Ref
 from pdbus.messages.common import Digest
+from pdbus.weights.conversions import Conversions, Due
 
 RETENTION_S = LONGEST_DEADLINE_S + 600.0
 """How long a root stays fetchable after its last ref left: the longest deadline, and the rollback window."""
@@ -60,6 +61,8 @@ class History:
         self._members: set[str] = set()
         self._committed: set[str] = set()
         self._aborted: set[str] = set()
+        self.conversions = Conversions()
+        """Versions in other precisions: which are asked for, and what was made of what."""
 
     @property
     def refs(self) -> dict[str, Digest]:
@@ -99,6 +102,16 @@ class History:
         """The roots that must stay fetchable: wanted ones, and those that left less than `keep_s` ago."""
         since_ns = now_ns - int(keep_s * 1e9)
         return tuple(v.root for v in self._versions.values() if v.left is None or v.left.time_ns >= since_ns)
+
+    def derived(self, root: Digest, precision: str) -> Digest | None:
+        """The version in that precision that was made of `root`, where there is one."""
+        found = self.conversions.made.get((root, precision))
+        return found if found in self._versions else None
+
+    @property
+    def due_conversions(self) -> tuple[Due, ...]:
+        """The versions in other precisions that are asked for and not there yet, or not where they shall be."""
+        return self.conversions.due(self._heads, self._versions)
 
     def resolve(self, name: str) -> Digest:
         """The root of a ref, or of 6 and more hex digits of a root. Raises NotFound, or InvalidRequest if ambiguous."""
@@ -147,6 +160,8 @@ class History:
             for root in (set(entry.forget.roots) - before) & self._versions.keys():
                 del self._versions[root]
                 self.forgotten += 1
+        elif entry.convert:
+            self.conversions.ask(entry.convert)
         elif entry.checkpoint:
             self._restore(entry.checkpoint, now)
         after = set(self.wanted)
@@ -160,6 +175,7 @@ class History:
         if commit.tx in self._aborted or commit.tx in self._committed:
             return
         self._committed.add(commit.tx)
+        self.conversions.committed(commit)
         left = None if commit.ref else now
         self._versions.setdefault(commit.root, Version(commit.root, now, commit, left))
         if commit.ref:
@@ -170,6 +186,7 @@ class History:
         if ref.root is not None and ref.root not in self._versions:
             return
         self._shares.pop(ref.name, None)
+        self.conversions.moved(ref)
         if ref.root is None:
             self._refs.pop(ref.name, None)
             self._heads.pop(ref.name, None)
@@ -190,6 +207,7 @@ class History:
         self._heads = self._refs | {line: root for line, root in checkpoint.heads if root in self._versions}
         self._shares = {name: share for name, share in checkpoint.shares if name in self._refs}
         self._members = set(checkpoint.members)
+        self.conversions.restore(checkpoint)
 
     def _starting_with(self, prefix: str) -> Iterator[Digest]:
         return (root for root in self._versions if root.hex().startswith(prefix))

@@ -14,12 +14,13 @@ from typing import Any
 from pdbus.bus.bus import Bus
 from pdbus.bus.fleet_table import DEAD_AFTER_S
 from pdbus.bus.presence import Fleet
+from pdbus.client.weights.converting import asked_conversion
 from pdbus.client.weights.diff import TensorDiff, tensor_diffs
 from pdbus.client.weights.stager import Stager
 from pdbus.client.weights.update import Committed, Terms, Update
 from pdbus.context import Deadline, RequestContext, new_id
 from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest, NotFound, Unavailable
-from pdbus.messages.changelog import Forget, LogEntry, Ref
+from pdbus.messages.changelog import Convert, Forget, LogEntry, Ref
 from pdbus.messages.common import Digest
 from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import BlockReader
@@ -180,6 +181,23 @@ class Weights:
         if chosen:
             await self._append(LogEntry(forget=Forget(chosen, _me())))
         return chosen
+
+    async def convert(self, name: str, precision: str, *, ref: str | None = None, follow: bool = False) -> Convert:
+        """Asks the param-servers for a version in another precision (fp16, bf16, int8, fp8), as a version of its own that
+        heads the line `ref`: by default that of `name` with the precision, such as `stable-int8`; none where `name` is
+        no ref. With `follow`, now and whenever the line `name` has another head. Raises as `resolve`."""
+        asked = asked_conversion(await self.history(), name, precision, ref, follow, _me())
+        if asked.ref:
+            _check_ref(asked.ref)
+        await self._append(LogEntry(convert=asked))
+        return asked
+
+    async def converted(self, root: Digest, precision: str, timeout_s: float) -> Digest:
+        """The version that was made of `root`, as soon as it is there. Raises DeadlineExceeded."""
+        await self._ready()
+        deadline = Deadline.after(timeout_s)
+        await self._follower.wait_for(lambda history: history.derived(root, precision) is not None, deadline)
+        return self._follower.history.conversions.made[root, precision]
 
     async def _append(self, entry: LogEntry) -> None:
         deadline = Deadline.after(_LOG_S)
