@@ -181,6 +181,8 @@ WEIGHT_BLOCKS_OF = Rpc("pd.v1.weights.{model}.at.{server}.blocks", param_server.
 WEIGHTS_STAGE = Rpc("pd.v1.weights.{model}.at.{server}.stage", param_server.Stage, param_server.StageReply)
 WEIGHTS_PREPARE = Rpc("pd.v1.weights.{model}.at.{server}.prepare", param_server.Prepare, param_server.PrepareReply)
 """Updates go to each owner by name: they have to be on all of them."""
+WEIGHTS_HEAT = Rpc("pd.v1.weights.{model}.at.{server}.heat", param_server.HeatWanted, param_server.HeatReply)
+"""For people and tools: what of the model is read and changed most."""
 
 CACHE_GET = Rpc("pd.v1.cache.{node}.get", cache.CacheGet, cache.CacheGetReply)
 CACHE_PUT = Rpc("pd.v1.cache.{node}.put", cache.CachePut, cache.CachePutReply)

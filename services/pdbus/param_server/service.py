@@ -26,6 +26,7 @@ from pdbus.param_server.serving import BlockServer
 from pdbus.param_server.settings import SERVICE, ParamServerSettings
 from pdbus.param_server.staging import Staging
 from pdbus.param_server.store import BlockStore
+from pdbus.param_server.telling import HeatTeller
 from pdbus.param_server.upkeep import Upkeep
 from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import BlockReader
@@ -72,6 +73,7 @@ class ParamServerService(Service[ParamServerSettings]):
             await self._writer.join(Deadline.after(_LOG_S))
             await life.enter_async_context(self._server)
             await life.enter_async_context(self._staging)
+            await life.enter_async_context(HeatTeller(self.bus, model, self.settings.id, self._server.heat))
             if self._checkpoint:
                 await self._commit(self._checkpoint)
             publisher = Publisher(model, self._writer, self._follower, self._fleet)

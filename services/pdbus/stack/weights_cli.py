@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdbus.stack.settings import StackSettings
@@ -71,6 +72,11 @@ def add_weights(
         where, follow = target(given, settings), given.follow
         return convert(where, given.version, given.precision, given.ref, follow=follow, wait_s=given.wait)
 
+    def run_heat(given: argparse.Namespace, settings: StackSettings) -> int:
+        from pdbus.stack.weights_heat import heat
+
+        return heat(target(given, settings), given.top, given.png)
+
     def run_gc(given: argparse.Namespace, settings: StackSettings) -> int:
         from pdbus.stack.weights import forget
 
@@ -134,10 +140,15 @@ def add_weights(
         "--wait", type=float, default=120.0, metavar="S", help="seconds to wait (default: %(default)g; 0: don't)"
     )
 
+    heat = kinds.add_parser("heat", help="the tensors and blocks that are read and changed most")
+    heat.set_defaults(command=run_heat)
+    heat.add_argument("--top", type=int, default=10, metavar="N", help="(default: %(default)s)")
+    heat.add_argument("--png", type=Path, metavar="FILE", help="layers by tensors, as a picture (the extra `plots`)")
+
     gc = kinds.add_parser("gc", help="give up versions that no ref needs, without waiting for the rollback window")
     gc.set_defaults(command=run_gc)
     gc.add_argument("versions", metavar="VERSION", nargs="*", help=f"{_VERSION} (default: all)")
-    return [push, log, show, diff, ref, rollback, canary, convert, gc]
+    return [push, log, show, diff, ref, rollback, canary, convert, heat, gc]
 
 
 def _share(text: str) -> float:

@@ -3,8 +3,8 @@
 Vectors (norms, biases) and files stay as they are. Matrices become
 
     fp16, bf16, fp8    all of them
-    int8               the linears, as the native engine's int8 quantises them; the embedding fp16, as that engine keeps it.
-                       A tied LM head becomes a tensor of its own: it is made from the embedding in fp32
+    int8               the linears, as the native engine's int8 quantises them; the embedding fp16, as that engine
+                       keeps it. A tied LM head becomes a tensor of its own: it is made from the embedding in fp32
 
 Each row is made by itself, so that a tensor is converted run by run, and equal tensors give equal blocks everywhere.
 """

@@ -48,8 +48,8 @@ def linear_runs(outputs: int, precision: Precision, *, head: bool = False) -> Pa
 
 
 def packed(weight: Rows, bias: Array | None, precision: Precision, *, head: bool = False) -> PackedLinear:
-    """Rows of a linear layer: weight fp32 [rows, inputs], bias fp32 [rows]. Each row is quantised by itself; Int8Rows, for
-    int8-groups alone, were."""
+    """Rows of a linear layer: weight fp32 [rows, inputs], bias fp32 [rows]. Each row is quantised by itself; Int8Rows,
+    for int8-groups alone, were."""
     if isinstance(weight, Int8Rows):
         return pack_g8(weight.weight, weight.scale, bias)
     match precision:

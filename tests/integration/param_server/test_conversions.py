@@ -134,6 +134,6 @@ async def test_what_can_not_be_made_is_refused_with_the_reason(weights: Weights)
     await weights.converted(head, "fp16", 20.0)
     with pytest.raises(InvalidRequest, match="convert that"):
         await weights.convert("stable-fp16", "int8")
-    with pytest.raises(InvalidRequest, match="update that one"):
+    with pytest.raises(InvalidRequest, match="update that"):
         async with weights.begin(ref="stable-fp16"):
             pass

@@ -91,7 +91,7 @@ class Update:
         if found := history.conversions.sources.get(parent):
             source, precision = found
             raise InvalidRequest(
-                f"version {parent.hex()[:12]} is {precision} of {source.hex()[:12]}: update that one, and convert it again"
+                f"version {parent.hex()[:12]} is {precision} of {source.hex()[:12]}: update that, and it is made again"
             )
         return self
 

@@ -183,9 +183,9 @@ class Weights:
         return chosen
 
     async def convert(self, name: str, precision: str, *, ref: str | None = None, follow: bool = False) -> Convert:
-        """Asks the param-servers for a version in another precision (fp16, bf16, int8, fp8), as a version of its own that
-        heads the line `ref`: by default that of `name` with the precision, such as `stable-int8`; none where `name` is
-        no ref. With `follow`, now and whenever the line `name` has another head. Raises as `resolve`."""
+        """Asks the param-servers for a version in another precision (fp16, bf16, int8, fp8), to head the line `ref`:
+        by default that of `name` with the precision, such as `stable-int8`; none where `name` is no ref. With `follow`,
+        now and whenever the line `name` has another head. Raises as `resolve`."""
         asked = asked_conversion(await self.history(), name, precision, ref, follow, _me())
         if asked.ref:
             _check_ref(asked.ref)
