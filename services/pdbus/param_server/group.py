@@ -13,6 +13,7 @@ import hashlib
 import re
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
@@ -58,9 +59,7 @@ class ParamServers(Service[ParamServerSettings]):
         async with AsyncExitStack() as life:
             for server in self._servers:
                 if server.settings.model != self.settings.model:  # the runtime shows that one's card
-                    await life.enter_async_context(
-                        Presence(self.bus, lambda seq, server=server: self._card(server, seq))
-                    )
+                    await life.enter_async_context(Presence(self.bus, partial(self._card, server)))
             for server in self._servers:
                 await life.enter_async_context(server)
                 self._ready.add(server.settings.id)
