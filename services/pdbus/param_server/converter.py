@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 _APPEND_S = 10.0
 _POLL_S = 1.0
-_AGAIN_S = 30.0
-"""After a failure: what is asked for again and again must not fill the log."""
+_AGAIN_S, _LONGEST_AGAIN_S = 10.0, 600.0
+"""After a first failure, and after many: what can't be made must not fill the log."""
 
 
 class Converter:
@@ -31,7 +31,8 @@ class Converter:
 
     def __init__(self, place: Place, writer: LogWriter) -> None:
         self._place, self._writer = place, writer
-        self._not_before: dict[Due, float] = {}
+        self._failures: dict[Due, tuple[int, float]] = {}
+        """How often in a row, and when to try again (monotonic)."""
         self._task: asyncio.Task[None] | None = None
         self.detail = ""
         """What it makes just now, or why it could not."""
@@ -65,7 +66,7 @@ class Converter:
         """What is due, hasn't failed lately, and falls to this server: of those that live, one for each."""
         place = self._place
         due = place.follower.history.due_conversions
-        self._not_before = {one: at for one, at in self._not_before.items() if one in due}
+        self._failures = {one: failed for one, failed in self._failures.items() if one in due}
         now = time.monotonic()
         live = {card.id for card in place.fleet.live(SERVICE) if card.model == place.model}
         servers = live.intersection(place.follower.history.members) | {place.server}
@@ -73,7 +74,7 @@ class Converter:
         def maker(one: Due) -> str:
             return max(servers, key=lambda server: digest([server, one.root, one.precision]))
 
-        return [one for one in due if now >= self._not_before.get(one, 0.0) and maker(one) == place.server]
+        return [one for one in due if now >= self._failures.get(one, (0, 0.0))[1] and maker(one) == place.server]
 
     async def _do(self, due: Due) -> None:
         what = f"{due.precision} of version {due.root.hex()[:12]}"
@@ -90,7 +91,8 @@ class Converter:
     def _failed(self, due: Due, why: str) -> None:
         log.warning("%s", why)
         self.detail = why
-        self._not_before[due] = time.monotonic() + _AGAIN_S
+        times, _ = self._failures.get(due, (0, 0.0))
+        self._failures[due] = times + 1, time.monotonic() + min(_AGAIN_S * 2.0**times, _LONGEST_AGAIN_S)
 
     async def _make(self, due: Due) -> None:
         history = self._place.follower.history

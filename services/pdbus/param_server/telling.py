@@ -13,8 +13,8 @@ from pdbus.messages.param_server import HeatReply, HeatWanted
 from pdbus.param_server.heat import HALF_LIFE_S, Heat
 from pdbus.subjects import WEIGHTS_HEAT
 
-MOST_BLOCKS = 4096
-MOST_TENSORS = 8192
+MOST_BLOCKS, MOST_TENSORS = 2048, 4096
+"""In one answer, which has to fit a message."""
 
 
 class HeatTeller:

@@ -77,7 +77,7 @@ async def _ask(target: Target, top: int) -> ModelHeat:
         async def ask(server: str) -> HeatReply | None:
             to = WEIGHTS_HEAT(model=target.model, server=server)
             try:
-                return await bus.call(to, HeatWanted(min(16 * top, 4096)), RequestContext.after(_ASK_S))
+                return await bus.call(to, HeatWanted(min(16 * top, 2048)), RequestContext.after(_ASK_S))
             except PdbusError:  # it is gone: the others tell what they have
                 return None
 

@@ -79,7 +79,7 @@ class PrepareReply:
 @dataclass(frozen=True, slots=True)
 class HeatWanted:
     most: int
-    """Blocks to be named at most, the hottest first; 4096 and less."""
+    """Blocks to be named at most, the hottest first; 2048 and less."""
 
 
 @dataclass(frozen=True, slots=True)
