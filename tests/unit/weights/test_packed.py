@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -17,6 +17,7 @@ rows = hnp.arrays(np.float32, (3, 64), elements=st.floats(-1e4, 1e4, width=32))
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+@settings(max_examples=30)
 @given(values=rows)
 def test_half_precisions_round_as_torch_does_and_widen_exactly(
     dtype: str, kind: torch.dtype, values: np.ndarray
@@ -36,6 +37,7 @@ def test_fp8_codes_are_the_nearest(values: np.ndarray) -> None:
     assert np.array_equal(fp8_codes(values), expected)
 
 
+@settings(max_examples=30)
 @given(rows)
 def test_fp8_rows_have_a_scale_each_and_are_near(values: np.ndarray) -> None:
     wide = widened("fp8", pack_floats(values, "fp8"), values.shape)
@@ -44,6 +46,7 @@ def test_fp8_rows_have_a_scale_each_and_are_near(values: np.ndarray) -> None:
     assert not widened("fp8", pack_floats(np.zeros((2, 4), np.float32), "fp8"), (2, 4)).any()
 
 
+@settings(max_examples=30)
 @given(rows)
 def test_int8_is_what_the_native_engine_quantises_to(values: np.ndarray) -> None:
     packed = converted("w", values, "int8")
