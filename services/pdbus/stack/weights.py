@@ -213,7 +213,9 @@ def convert(target: Target, name: str, precision: str, ref: str | None, *, follo
                 try:
                     root = await weights.converted(source, precision, wait_s)
                 except DeadlineExceeded:
-                    console.print(f"it is not made yet; `pdbus status` tells what the param-servers do: {precision}")
+                    console.print(
+                        f"{precision} of {short(source)} is not made yet: `pdbus status` tells what the param-servers do"
+                    )
                     return
             console.print(f"{precision} of {short(source)} is {root.hex()}, after {time.monotonic() - started:.1f} s")
             if asked.ref:
