@@ -214,7 +214,7 @@ def convert(target: Target, name: str, precision: str, ref: str | None, *, follo
                     root = await weights.converted(source, precision, wait_s)
                 except DeadlineExceeded:
                     console.print(
-                        f"{precision} of {short(source)} is not made yet: `pdbus status` tells what the param-servers do"
+                        f"{precision} of {short(source)} is not made yet: `pdbus status` says what param-servers do"
                     )
                     return
             console.print(f"{precision} of {short(source)} is {root.hex()}, after {time.monotonic() - started:.1f} s")
