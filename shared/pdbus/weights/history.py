@@ -21,6 +21,7 @@ from pdbus.context import LONGEST_DEADLINE_S
 from pdbus.errors import InvalidRequest, NotFound
 from pdbus.messages.changelog import Checkpoint, Commit, Ended, KeptVersion, LogEntry, Ref, Sealed
 from pdbus.messages.common import Digest
+from pdbus.weights.conversions import Conversions, Due
 
 RETENTION_S = LONGEST_DEADLINE_S + 600.0
 """How long a root stays fetchable after its last ref left: the longest deadline, and the rollback window."""
@@ -75,6 +76,8 @@ class History:
         self._ended: dict[str, Ended] = {}
         self._sealed: dict[str, Sealed] = {}
         self._gone: dict[Digest, Version] = {}
+        self.conversions = Conversions()
+        """Versions in other precisions: which are asked for, and what was made of what."""
 
     @classmethod
     def restored(cls, checkpoint: Checkpoint) -> Self:
@@ -88,6 +91,7 @@ class History:
         self._sealed = {one.branch: one for one in checkpoint.sealed}
         self._versions = {kept.root: _restored(kept) for kept in checkpoint.versions}
         self._gone = {kept.root: _restored(kept) for kept in checkpoint.gone}
+        self.conversions = Conversions.restored(checkpoint)
         return self
 
     @property
@@ -138,6 +142,21 @@ class History:
         """The roots that must stay fetchable: wanted ones, and those that left less than `keep_s` ago."""
         since_ns = now_ns - int(keep_s * 1e9)
         return tuple(v.root for v in self._versions.values() if v.left is None or v.left.time_ns >= since_ns)
+
+    @property
+    def live(self) -> frozenset[Digest]:
+        """The roots that a ref names, or may still be moved to."""
+        return frozenset(root for root in self._versions if self._lives(root))
+
+    def derived(self, root: Digest, precision: str) -> Digest | None:
+        """The version in that precision that was made of `root`, where there is one."""
+        found = self.conversions.made.get((root, precision))
+        return found if found is not None and self._lives(found) else None
+
+    @property
+    def due_conversions(self) -> tuple[Due, ...]:
+        """The versions in other precisions that are asked for and not there yet, or not where they shall be."""
+        return self.conversions.due(self._heads, self.live)
 
     def resolve(self, name: str) -> Digest:
         """The root of a ref, or of 6 and more hex digits of a root. Raises NotFound, or InvalidRequest if ambiguous."""
@@ -205,7 +224,10 @@ class History:
             for root in (set(entry.forget.roots) - before) & self._versions.keys():
                 self.forgotten += self._lives(root)
                 self._gone[root] = replace(self._versions.pop(root), left=now)
+                self.conversions.ended(root)
             self._gone = {r: v for r, v in self._gone.items() if v.left and now.time_ns - v.left.time_ns < _GONE_NS}
+        elif (convert := entry.convert) and (convert.root is None or self._lives(convert.root)):
+            self.conversions.ask(convert)
         after = set(self.wanted)
         for root in before - after:
             self._versions[root] = replace(self._versions[root], left=now)
@@ -221,6 +243,8 @@ class History:
         if not self._lives(commit.root):
             self._versions.pop(commit.root, None)
             self._versions[commit.root] = Version(commit.root, now, commit, None if commit.ref else now)
+            self.conversions.ended(commit.root)
+        self.conversions.committed(commit)
         if commit.ref:
             self._heads[commit.ref] = commit.root
         if commit.sealed:
@@ -243,6 +267,7 @@ class History:
         if ref.root is not None and not self._lives(ref.root):
             return
         self._shares.pop(ref.name, None)
+        self.conversions.moved(ref)
         if ref.root is None:
             self._refs.pop(ref.name, None)
             self._heads.pop(ref.name, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ class Builder:
 async def fill(builder: Builder, source: Source, told: list[tuple[int, int]] | None = None) -> None:
     steps = told if told is not None else []
     progress = lambda done, total: steps.append((done, total))  # noqa: E731
-    await _fill(builder, ROOT, source, RequestContext.after(10), progress)  # type: ignore[arg-type]
+    await _fill(builder, partial(source.tensors, ROOT, RequestContext.after(10)), progress)  # type: ignore[arg-type]
 
 
 async def test_parts_are_given_in_order_and_progress_is_of_the_whole() -> None:
