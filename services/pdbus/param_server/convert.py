@@ -60,7 +60,7 @@ async def convert(place: Place, due: Due) -> Digest:
     Raises InvalidRequest where it can't be made, Conflict where the line moved meanwhile, DeadlineExceeded."""
     deadline = Deadline.after(_LIMIT_S)
     tx = new_id()
-    stager = Stager(place.bus, place.model, place.follower, place.fleet, tx, deadline)
+    stager = Stager(place.bus, place.model, place.follower, place.fleet, tx, deadline, deadline.wall_ns)
     try:
         manifest = await _made(place, due, stager, RequestContext(deadline))
         return await _commit(place, due, tx, manifest, deadline)

@@ -16,7 +16,7 @@ from pdbus.param_server.convert import Place, convert
 from pdbus.param_server.settings import SERVICE
 from pdbus.tasks import cancelled
 from pdbus.weights.conversions import Due
-from pdbus.weights.history import RETENTION_S
+from pdbus.weights.log_state import RETENTION_S
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ from pdbus.param_server.staging import Staging
 from pdbus.param_server.store import BlockStore
 from pdbus.peers.history import HistoryFollower
 from pdbus.tasks import cancelled
-from pdbus.weights.history import RETENTION_S, History
+from pdbus.weights.history import History
+from pdbus.weights.log_state import RETENTION_S
 from pdbus.weights.placement import duties
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ import numpy as np
 from pdbus.errors import Corrupt, Unavailable
 from pdbus.messages.common import Digest
 from pdbus.model.config import expected_tensors
-from pdbus.model.parts import NORM, Changes, Part, Patch, Rows, packed_dtypes, parts_of, patches_of
+from pdbus.model.parts import NORM, Changes, Part, Patch, packed_dtypes, parts_of, patches_of
 from pdbus.model.piece_keys import PieceKeys
 from pdbus.model.residency import Residency
 from pdbus.model.shelf import Piece

@@ -18,8 +18,9 @@ from pdbus.peers.blocks import BlockFetcher, Source, Wanted
 from pdbus.peers.model_cache import ModelCache, Want
 from pdbus.subjects import WEIGHT_BLOCKS, WEIGHT_BLOCKS_OF
 from pdbus.weights.blocks import PACKED_ROW_BYTES, Array, Run, blocks_of_rows, shard_of
-from pdbus.weights.history import RETENTION_S, History
+from pdbus.weights.history import History
 from pdbus.weights.layer import Layer, Tensor, is_computed, layer_of, meta_tensor
+from pdbus.weights.log_state import RETENTION_S
 from pdbus.weights.manifest import Manifest, layer_block, root_block, root_layers
 from pdbus.weights.packed import Int8Rows
 from pdbus.weights.placement import ranked

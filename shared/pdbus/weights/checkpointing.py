@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pdbus.messages.changelog import Checkpoint, KeptVersion
-from pdbus.weights.history import LIVE_S, History, Version
+from pdbus.weights.history import History
+from pdbus.weights.log_state import LIVE_S, Version
 
 EVERY = 1000
 """Entries of the model's change log between two checkpoints."""

@@ -80,7 +80,9 @@ async def test_writers_push_and_seals_make_versions(rig: ParamServers, weights: 
         await branch.seal()
 
 
-async def test_a_transaction_in_between_rebases_a_seal_and_of_two_seals_one_wins(rig: ParamServers, weights: Weights) -> None:
+async def test_a_transaction_in_between_rebases_a_seal_and_of_two_seals_one_wins(
+    rig: ParamServers, weights: Weights
+) -> None:
     old = await tensors(rig, (await weights.history()).heads["stable"])
     branch = weights.branch("beside")
     await branch.add(NORM, [1.0], elements=[0])
@@ -139,7 +141,9 @@ async def test_what_does_not_fit_is_refused_and_what_came_anyway_is_void(rig: Pa
     assert (await tensors(rig, sealed.root))[NORM][0] == 4.0
 
 
-async def test_a_full_branch_refuses_and_says_so(rig: ParamServers, weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_branch_refuses_and_says_so(
+    rig: ParamServers, weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was sealed, but not purged, makes room by itself."""
     monkeypatch.setattr(logs, "BRANCH_ENTRIES", 3)
     await weights._bus.logs.ensure()

@@ -14,7 +14,7 @@ from pdbus.bus.bus import Bus, connect
 from pdbus.client.weights import Weights
 from pdbus.errors import DeadlineExceeded
 from pdbus.subjects import WEIGHTS_PREPARE, WEIGHTS_STAGE
-from pdbus.weights.history import RETENTION_S
+from pdbus.weights.log_state import RETENTION_S
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.param_servers import ParamServers, tensors
 from tests.support.until import until

@@ -81,7 +81,9 @@ async def nothing(update: Update) -> None:
     return
 
 
-async def test_three_parts_make_one_version_and_an_id_may_be_used_again(rig: ParamServers, three: list[Weights]) -> None:
+async def test_three_parts_make_one_version_and_an_id_may_be_used_again(
+    rig: ParamServers, three: list[Weights]
+) -> None:
     before = (await three[0].history()).heads["stable"]
     old = await tensors(rig, before)
     for step in (1.0, 2.0):
@@ -181,7 +183,9 @@ async def test_strangers_are_kept_out(rig: ParamServers, three: list[Weights]) -
     assert isinstance(refused, InvalidRequest)
 
 
-async def test_a_part_that_was_begun_anew_is_not_taken_for_its_former_life(rig: ParamServers, three: list[Weights]) -> None:
+async def test_a_part_that_was_begun_anew_is_not_taken_for_its_former_life(
+    rig: ParamServers, three: list[Weights]
+) -> None:
     """The former life was killed: it says nothing more. The update that it was in does not go on with the new one."""
     async with asyncio.timeout(30):
         leading = asyncio.create_task(push(three[0], (0, 2), norm(1)))
@@ -220,7 +224,9 @@ asyncio.run(main(*sys.argv[1:4], int(sys.argv[4]), *sys.argv[5:]))
 """
 
 
-async def test_killed_processes_leave_the_old_version_and_the_others_are_told(rig: ParamServers, three: list[Weights]) -> None:
+async def test_killed_processes_leave_the_old_version_and_the_others_are_told(
+    rig: ParamServers, three: list[Weights]
+) -> None:
     """Part 0, and then another part, is killed after it has staged; the one that is left hears of it in time."""
 
     async def start(tx: str, number: int, name: str, until: str) -> asyncio.subprocess.Process:

@@ -28,7 +28,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def rig(nats_url: str, tmp_path: Path, unique: Callable[[str], str], checkpoint: Path) -> AsyncIterator[ParamServers]:
+async def rig(
+    nats_url: str, tmp_path: Path, unique: Callable[[str], str], checkpoint: Path
+) -> AsyncIterator[ParamServers]:
     async with AsyncExitStack() as life:
         rig = ParamServers(nats_url, unique("updates"), tmp_path, life)
         await rig.start("a", checkpoint)
@@ -94,7 +96,9 @@ async def test_only_what_differs_travels(rig: ParamServers, weights: Weights) ->
     assert np.array_equal((await tensors(rig, done.root))[EMBED], new)
 
 
-async def test_a_wrong_idea_of_what_was_there_costs_bytes_and_not_the_result(rig: ParamServers, weights: Weights) -> None:
+async def test_a_wrong_idea_of_what_was_there_costs_bytes_and_not_the_result(
+    rig: ParamServers, weights: Weights
+) -> None:
     before = await tensors(rig, await _head(weights))
     async with weights.begin() as update:
         await update.stage(EMBED, before[EMBED] + 1, before=before[EMBED] + 2)
@@ -109,7 +113,9 @@ async def test_an_update_of_nothing_makes_no_version(rig: ParamServers, weights:
     assert (await weights.history()).head("stable") == head
 
 
-async def test_of_two_updates_at_once_one_wins_and_the_other_is_told_by_whom(weights: Weights, rig: ParamServers) -> None:
+async def test_of_two_updates_at_once_one_wins_and_the_other_is_told_by_whom(
+    weights: Weights, rig: ParamServers
+) -> None:
     async with weights.begin() as first:
         await first.stage_elements(NORM, [0], [5.0])
         async with weights.begin() as second:

@@ -70,6 +70,9 @@ class Source:
             found[name] = Int8Rows.unpacked(packed, shape[1]) if is_int8 else widened(tensor.dtype, packed, shape)
         return found
 
+    async def runs(self, root: bytes, ctx: Any, runs: Any, *, progress: Any = None) -> Any:
+        return [(await self.stored(root, ctx, [run.tensor], rows=run.rows))[run.tensor] for run in runs]
+
     async def tensors(self, *args: Any, **options: Any) -> Any:
         found = await self.stored(*args, **options)
         return {name: one.widened() if isinstance(one, Int8Rows) else one for name, one in found.items()}
@@ -92,8 +95,8 @@ def loaded(backend: Backend, source: Source, root: bytes, *others: Version, int8
     async def backend_for(config: object) -> Backend:
         return backend
 
-    models = [other.model for other in others]
-    return asyncio.run(load(root, source, models, backend_for, lambda done, total: None, source if int8 else None))
+    told = lambda done, total: None  # noqa: E731
+    return asyncio.run(load(root, source, others, backend_for, told, int8=source if int8 else None))
 
 
 def logits(backend: Backend, version: Version) -> np.ndarray:

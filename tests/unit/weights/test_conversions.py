@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from pdbus.messages.changelog import Checkpoint, Commit, Convert, Forget, LogEntry, Ref
+from pdbus.messages.changelog import Commit, Convert, Forget, LogEntry, Ref
+from pdbus.weights.checkpointing import checkpoint_of
 from pdbus.weights.conversions import Due
 from pdbus.weights.history import History
 
@@ -10,7 +11,7 @@ FOLLOW = LogEntry(convert=Convert("int8", "stable-int8", "me", line="stable"))
 
 def commit(root: bytes, line: str = "stable", source: bytes | None = None) -> LogEntry:
     return LogEntry(
-        commit=Commit(f"{root!r}{line}", root, None, "me", "", (), "int8" if source else "fp32", line, source)
+        commit=Commit(f"{root!r}{line}", root, None, "me", "", (), "int8" if source else "fp32", line, source=source)
     )
 
 
@@ -64,8 +65,9 @@ def test_of_what_is_gone_nothing_is_made_and_what_was_made_of_it_may_be_gone_its
 
 
 def test_a_late_joiner_learns_both_from_a_checkpoint() -> None:
-    assert FOLLOW.convert
-    checkpoint = Checkpoint((("stable", A),), (A, A8), (), conversions=(FOLLOW.convert,), derived=((A, "int8", A8),))
-    history = folded(LogEntry(checkpoint=checkpoint))
+    asked = LogEntry(convert=Convert("fp16", "", "me", root=A))
+    early = folded(commit(A), commit(A8, "", A), FOLLOW, asked)
+    history = History.restored(checkpoint_of(early, "born"))
     assert history.derived(A, "int8") == A8
-    assert history.due_conversions == (Due(A, "int8", "stable-int8"),)
+    assert history.conversions.sources == {A8: (A, "int8")}
+    assert history.due_conversions == early.due_conversions == (Due(A, "fp16", ""), Due(A, "int8", "stable-int8"))

@@ -22,8 +22,9 @@ from pdbus.errors import Conflict, InvalidRequest, NotFound
 from pdbus.messages.changelog import Forget, LogEntry, Ref
 from pdbus.messages.common import Digest
 from pdbus.messages.updates import PartJoin
-from pdbus.weights.history import RETENTION_S, History
+from pdbus.weights.history import History
 from pdbus.weights.layer import is_computed, layer_of
+from pdbus.weights.log_state import RETENTION_S
 
 STABLE = "stable"
 CANARY = "canary"
