@@ -33,7 +33,11 @@ class Grant:
     sends: tuple[Event[Any] | Bulk, ...] = ()
     hears: tuple[Event[Any] | Bulk, ...] = ()
     follows: tuple[Log[Any], ...] = ()
+    tails: tuple[Log[Any], ...] = ()
+    """Of those that it follows: at their pace, by consumers of its own."""
     appends: tuple[Log[Any], ...] = ()
+    purges: tuple[Log[Any], ...] = ()
+    """Of what became part of a version."""
     puts: tuple[Work[Any], ...] = ()
     takes: tuple[Work[Any], ...] = ()
     ensures: bool = False
@@ -50,18 +54,19 @@ _PRESENT = (s.PRESENCE,)
 _READS_WEIGHTS = (s.WEIGHT_BLOCKS, s.WEIGHT_BLOCKS_OF)
 _CACHES = (s.CACHE_GET, s.CACHE_PUT)
 _RECEIVES = (s.TRANSFER,)
+_VERSIONS = (s.CHANGELOG, s.CHECKPOINTS)
 _ASKED = (s.INFER, s.EMBED, s.FEATURES)
 
 GRANTS: Final[Mapping[str, Grant]] = {
     "router": Grant(
-        serves=_ASKED,
+        serves=(*_ASKED, s.REF_STATS),
         calls=(
             s.PREFILL_RUN, s.PREFILL_RESEND, s.PREFILL_EMBED, s.DECODE_RUN, s.DECODE_RESEND, s.KVINDEX_SNAPSHOT,
             *_READS_WEIGHTS, *_CACHES, s.CACHE_DELETE, s.FEATURE_SOURCE,
         ),
         sends=(*_PRESENT, s.CANCEL, s.TRANSFER),
         hears=(*_PRESENT, s.TOKENS, s.KVINDEX, *_RECEIVES),
-        follows=(s.CHANGELOG,),
+        follows=(*_VERSIONS,),
         answers_any=True,
     ),
     "prefill": Grant(
@@ -69,14 +74,14 @@ GRANTS: Final[Mapping[str, Grant]] = {
         calls=(s.DECODE_RESERVE, *_READS_WEIGHTS, *_CACHES),
         sends=(*_PRESENT, s.TOKENS, s.CANCEL, s.KVINDEX, s.KV, s.TRANSFER),
         hears=(*_PRESENT, s.CANCEL, *_RECEIVES),
-        follows=(s.CHANGELOG, s.INVALIDATED),
+        follows=(*_VERSIONS, s.INVALIDATED),
     ),
     "decode": Grant(
         serves=(s.DECODE_RESERVE, s.DECODE_RUN, s.DECODE_RESEND, s.KVINDEX_SNAPSHOT),
         calls=(*_READS_WEIGHTS, *_CACHES),
         sends=(*_PRESENT, s.TOKENS, s.CANCEL, s.KVINDEX, s.TRANSFER),
         hears=(*_PRESENT, s.CANCEL, s.KV, *_RECEIVES),
-        follows=(s.CHANGELOG, s.INVALIDATED),
+        follows=(*_VERSIONS, s.INVALIDATED),
     ),
     "cache": Grant(
         serves=(s.CACHE_GET, s.CACHE_PUT, s.CACHE_DELETE, s.CACHE_SCAN),
@@ -85,30 +90,37 @@ GRANTS: Final[Mapping[str, Grant]] = {
         follows=(s.INVALIDATED,),
     ),
     "param_server": Grant(
-        serves=(*_READS_WEIGHTS, s.WEIGHTS_STAGE, s.WEIGHTS_PREPARE),
-        calls=(s.WEIGHT_BLOCKS_OF,),
+        serves=(*_READS_WEIGHTS, s.WEIGHTS_STAGE, s.WEIGHTS_PREPARE, s.TABLE_READ, s.WEIGHTS_HEAT),
+        calls=(*_READS_WEIGHTS, s.WEIGHTS_STAGE, s.WEIGHTS_PREPARE),
         sends=(*_PRESENT, s.TRANSFER),
         hears=(*_PRESENT, *_RECEIVES),
-        follows=(s.CHANGELOG,),
-        appends=(s.CHANGELOG,),
+        follows=(*_VERSIONS, s.ROWS),
+        tails=(s.ROWS,),
+        appends=_VERSIONS,
         ensures=True,
     ),
     "invalidator": Grant(
         calls=(s.CACHE_DELETE, s.CACHE_SCAN),
         sends=_PRESENT,
         hears=_PRESENT,
-        follows=(s.CHANGELOG, s.INVALIDATED),
+        follows=(*_VERSIONS, s.INVALIDATED),
         appends=(s.INVALIDATED,),
         puts=(s.DELETES,),
         takes=(s.DELETES,),
         ensures=True,
     ),
     "operator": Grant(
-        calls=(*_ASKED, *_READS_WEIGHTS, s.WEIGHTS_STAGE, s.WEIGHTS_PREPARE),
+        serves=(s.UPDATE_JOIN, s.UPDATE_STAGED),
+        calls=(
+            *_ASKED, *_READS_WEIGHTS, s.WEIGHTS_STAGE, s.WEIGHTS_PREPARE, s.UPDATE_JOIN, s.UPDATE_STAGED,
+            s.TABLE_READ, s.WEIGHTS_HEAT, s.REF_STATS,
+        ),
         sends=_RECEIVES,
         hears=(*_PRESENT, *_RECEIVES),
-        follows=(s.CHANGELOG, s.INVALIDATED),
-        appends=(s.CHANGELOG, s.INVALIDATED),
+        follows=(*_VERSIONS, s.INVALIDATED, s.BRANCH, s.ROWS),
+        tails=(s.ROWS,),
+        appends=(s.CHANGELOG, s.INVALIDATED, s.BRANCH, s.ROWS),
+        purges=(s.BRANCH, s.ROWS),
         ensures=True,
         service=False,
         asks_services=True,
@@ -181,6 +193,13 @@ def _jetstream(grant: Grant) -> Iterator[str]:
         yield f"{_JS}.STREAM.INFO.{log.stream}"
     for log in {*grant.follows, *grant.appends}:
         yield f"{_JS}.STREAM.MSG.GET.{log.stream}"
+    for log in grant.tails:
+        yield f"{_JS}.CONSUMER.CREATE.{log.stream}"
+        yield f"{_JS}.CONSUMER.CREATE.{log.stream}.>"
+        yield f"{_JS}.CONSUMER.DELETE.{log.stream}.*"
+        yield f"$JS.FC.{log.stream}.>"
+    for log in grant.purges:
+        yield f"{_JS}.STREAM.PURGE.{log.stream}"
     for queue in grant.puts:
         yield f"{_JS}.STREAM.MSG.GET.{queue.stream}"
     for queue in grant.takes:

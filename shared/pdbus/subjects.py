@@ -194,6 +194,8 @@ ROWS = Log("pd.v1.rows.{model}.{table}", rows.RowsUpdate, stream="PD_ROWS")
 """The row log of a sparse table."""
 TABLE_READ = Rpc("pd.v1.tables.{model}.at.{server}.read", rows.TableRead, rows.TableRows)
 """By name: a reader has to know how far each replica is."""
+WEIGHTS_HEAT = Rpc("pd.v1.weights.{model}.at.{server}.heat", param_server.HeatWanted, param_server.HeatReply)
+"""For people and tools: what of the model is read and changed most."""
 
 CACHE_GET = Rpc("pd.v1.cache.{node}.get", cache.CacheGet, cache.CacheGetReply)
 CACHE_PUT = Rpc("pd.v1.cache.{node}.put", cache.CachePut, cache.CachePutReply)

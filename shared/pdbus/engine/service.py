@@ -58,7 +58,8 @@ class EngineService(Service[S], Generic[S]):
             settings.layer_groups,
         )
         kept = partial(self._cache.count, "kept")
-        self.versions = Versions(self._reader, partial(open_backend, options), self._on_versions, kept)
+        opening = partial(open_backend, options)
+        self.versions = Versions(self._reader, opening, self._on_versions, kept, self._reader)
         self.worker: Worker[Any] | None = None
 
     @abstractmethod

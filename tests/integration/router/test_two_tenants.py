@@ -1,7 +1,7 @@
 """Two tenants of one installation: each attempt to reach across, by every way that leads from one to the other.
 
 What is a service's alone (cancels, tokens, cache nodes, logs, others' inboxes) NATS itself refuses to callers:
-those attempts are in tests/integration/bus/test_permissions.py, on a real server. Embeddings have theirs beside it."""
+those attempts are in tests/integration/bus/test_permissions.py, on a real server. Embeddings have theirs beside."""
 
 from __future__ import annotations
 
