@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pdbus.caching.cache_folder import CacheFolder
 from pdbus.context import RequestContext
 from pdbus.engine.version import Version, load
 from pdbus.model.backend import Backend
@@ -138,6 +140,46 @@ def test_both_are_one_in_memory(backend: Backend, checkpoint: Checkpoint) -> Non
     first: Any = own.model
     assert all(one is other for one, other in zip(made.layers, first.layers, strict=True))
     assert made.head is first.head
+
+
+@pytest.mark.parametrize("weight_bytes", [None, 1 << 30], ids=["packed on disk", "streamed"])
+@pytest.mark.parametrize("asks_int8_first", [False, True])
+def test_what_the_disk_keeps_of_one_of_them_serves_for_either(
+    backend: Backend, checkpoint: Checkpoint, tmp_path: Path, weight_bytes: int | None, asks_int8_first: bool
+) -> None:
+    source = Source(checkpoint)
+    wanted = logits(backend, loaded(backend, source, source.fp32.root, int8=False))
+    roots = [source.derived.root, source.fp32.root]
+    folder = CacheFolder(tmp_path, 1 << 30)
+    for root, int8 in zip(roots if asks_int8_first else roots[::-1], (asks_int8_first, True, True), strict=False):
+        source.fetched.clear()
+        kept = open_backend(
+            BackendOptions("native", "int8", "int8", folder=folder, weight_bytes=weight_bytes), checkpoint.config
+        )
+        try:
+            assert np.array_equal(logits(kept, loaded(kept, source, root, int8=int8)), wanted)
+        finally:
+            kept.close()
+    layers = {name for _, name in source.fetched if layer_of(name).startswith("layers.")}
+    assert layers == set()
+
+
+def test_a_version_in_int8_whose_source_is_gone_is_streamed_as_it_is(
+    backend: Backend, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    source = Source(checkpoint)
+    wanted = logits(backend, loaded(backend, source, source.fp32.root, int8=False))
+    source.in_int8 = lambda root: None  # type: ignore[method-assign]
+    folder = CacheFolder(tmp_path, 1 << 30)
+    streaming = open_backend(
+        BackendOptions("native", "int8", "int8", folder=folder, weight_bytes=1 << 30), checkpoint.config
+    )
+    try:
+        made = loaded(streaming, source, source.derived.root)
+        assert {root for root, _ in source.fetched[-1:]} == {source.derived.root}
+        assert np.array_equal(logits(streaming, made), wanted)
+    finally:
+        streaming.close()
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp8"])
