@@ -147,6 +147,9 @@ ANSWERS: Final = Replies(1, 660)
 LEAVES: Final = Replies(100, 10)
 """Of who reads streams: it tells the sender that nobody reads any more, once for each frame that still comes."""
 
+ANSWERS_AND_LEAVES: Final = Replies(LEAVES.most, ANSWERS.seconds)
+"""Of who does both, and of neither much."""
+
 
 @dataclass(frozen=True)
 class Permissions:
@@ -165,9 +168,15 @@ def permissions(kind: str, inbox: str, feature_subject: str = "") -> Permissions
     subscribe = {f"{inbox}.>", *_heard(kind, grant, feature_subject)}
     if grant.answers_any:
         publish.add(f"{OPEN_INBOX}.>")
-    reads_streams = any(isinstance(subject, StreamRpc) for subject in grant.calls)
-    replies = None if grant.answers_any else LEAVES if reads_streams else ANSWERS
-    return Permissions(tuple(sorted(publish)), tuple(sorted(subscribe)), replies)
+    return Permissions(tuple(sorted(publish)), tuple(sorted(subscribe)), _replies(grant))
+
+
+def _replies(grant: Grant) -> Replies | None:
+    if grant.answers_any:
+        return None
+    if not any(isinstance(subject, StreamRpc) for subject in grant.calls):
+        return ANSWERS
+    return ANSWERS_AND_LEAVES if grant.serves else LEAVES
 
 
 def _published(kind: str, grant: Grant, feature_subject: str) -> Iterator[str]:
