@@ -53,7 +53,7 @@ async def serving(servers: int = 1) -> AsyncIterator[str]:
                     await asyncio.wait_for(child.wait(), _END_S)
 
 
-def main(argv: list[str]) -> int:
+def arguments(argv: list[str]) -> argparse.Namespace:
     made = argparse.ArgumentParser(prog="python -m loadtest weights_rows", description=measure.__doc__)
     made.add_argument("--rows", type=int, default=10_000_000, help="of the table (default: %(default)s)")
     made.add_argument("--rate", type=float, default=12_000, help="single-row updates a second (default: %(default)s)")
@@ -61,7 +61,11 @@ def main(argv: list[str]) -> int:
     made.add_argument("--servers", type=int, default=1, help="param-servers (default: %(default)s)")
     made.add_argument("--seal", action="store_true", help="and how long sealing the table takes then")
     made.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
-    given = made.parse_args(argv)
+    return made.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    given = arguments(argv)
     found = asyncio.run(_run(given))
     print("\n".join(found.lines()))
     if given.json:
