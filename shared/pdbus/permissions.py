@@ -46,7 +46,7 @@ class Grant:
     """May publish into every inbox. Else NATS keeps the reply subject of each request that is being answered, and lets
     only those be used; it counts them one by one at each message once there are thousands, as a router has."""
     asks_services: bool = False
-    """`nats micro list` and the like."""
+    """`nats micro list` and the like, and what each process holds."""
 
 
 _PRESENT = (s.PRESENCE,)
@@ -149,7 +149,7 @@ def _published(kind: str, grant: Grant, feature_subject: str) -> Iterator[str]:
     if any(isinstance(subject, Bulk) for subject in grant.hears):
         yield _any(s.CREDIT)
     if grant.asks_services:
-        yield from ("$SRV.>", f"{_JS}.INFO")
+        yield from ("$SRV.>", f"{_JS}.INFO", _any(s.DEBUG))
 
 
 def _heard(kind: str, grant: Grant, feature_subject: str) -> Iterator[str]:
@@ -157,7 +157,7 @@ def _heard(kind: str, grant: Grant, feature_subject: str) -> Iterator[str]:
     if any(isinstance(subject, Bulk) for subject in grant.sends):
         yield _any(s.CREDIT)
     if grant.service:
-        yield from ("$SRV.*", f"$SRV.*.{kind}", f"$SRV.*.{kind}.*")
+        yield from ("$SRV.*", f"$SRV.*.{kind}", f"$SRV.*.{kind}.*", _own(s.DEBUG, service=kind))
 
 
 def _jetstream(grant: Grant) -> Iterator[str]:
