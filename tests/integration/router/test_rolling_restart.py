@@ -21,9 +21,9 @@ from pdbus.router.wiring import Router, router
 from tests.support.feature_entries import DictEntries
 from tests.support.router_rig import MODEL, Rig, rig, until
 
-TOKENS = 120
+TOKENS = 40
 STEP_S = 0.003
-"""An answer takes a third of a second."""
+"""An answer takes an eighth of a second, on a machine with nothing else to do."""
 
 
 @asynccontextmanager
@@ -33,9 +33,8 @@ async def another_router(r: Rig, id: str) -> AsyncIterator[Router]:
         fleet = await stack.enter_async_context(Fleet(bus))
         await fleet.wait_for(lambda f: len(f.live("prefill")) + len(f.live("decode")) == 2, Deadline.after(5))
         settings = RouterSettings(id=id, model=MODEL, http_port=0)
-        made = await stack.enter_async_context(
-            router(settings, bus, fleet, r.versions, r.versions, r.ring, DictEntries())
-        )
+        life = router(settings, bus, fleet, r.versions, r.versions, r.ring, DictEntries())
+        made = await stack.enter_async_context(life)
         await made.frontend.models.get(r.roots[0], Deadline.after(5))
         yield made
 
@@ -49,10 +48,10 @@ async def by_http(r: Rig, routers: list[Router], prompts: count[int]) -> None:
     """Streams, one after another, each of a router that takes new connections."""
     prompt = f"by http {next(prompts)}"
     body = {"model": MODEL, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": True}
-    async with aiohttp.ClientSession() as http:
-        async with http.post(f"{routers[-1].http.url}/v1/completions", json=body) as reply:
-            assert reply.status == 200, await reply.text()
-            events = [json.loads(line[6:]) async for line in reply.content if line.startswith(b"data: {")]
+    url = f"{routers[-1].http.url}/v1/completions"
+    async with aiohttp.ClientSession() as http, http.post(url, json=body) as reply:
+        assert reply.status == 200, await reply.text()
+        events = [json.loads(line[6:]) async for line in reply.content if line.startswith(b"data: {")]
     assert "".join(choice["text"] for event in events for choice in event["choices"]) == right(r, prompt)
     assert events[-1]["choices"][0]["finish_reason"] == "length"
 
@@ -78,7 +77,7 @@ async def test_no_request_fails_and_no_stream_breaks():
                 await (by_bus(r, client, prompts) if bus else by_http(r, routers, prompts))
                 answered += 1
 
-        asking = [asyncio.create_task(ask_on(bus=number % 2 == 0)) for number in range(6)]
+        asking = [asyncio.create_task(ask_on(bus=number % 2 == 0)) for number in range(4)]
         async with AsyncExitStack() as later:
             for id in ("r-1", "r-2"):
                 leaving = routers[-1]
@@ -87,7 +86,7 @@ async def test_no_request_fails_and_no_stream_breaks():
                 await leaving.stop_intake()
                 await leaving.frontend.admission.wait_idle()
                 before = answered
-                await until(lambda before=before: answered > before + 6)  # type: ignore[misc]
+                await until(lambda before=before: answered > before + 4)  # type: ignore[misc]
             ended.set()
             await asyncio.gather(*asking)
         await r.until_idle()
