@@ -237,6 +237,33 @@ async def test_a_server_away_for_long_is_waited_for(tmp_path: Path, unique: Uniq
         await scope.__aexit__(None, None, None)
 
 
+async def test_a_slow_server_is_given_more_time_at_each_attempt(
+    nats_url: str, unique: Unique, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that is too busy for the usual patience no attempt would ever succeed."""
+    monkeypatch.setattr("pdbus.bus.nats.DIAL_S", 0.05)
+    host, port = nats_url.removeprefix("nats://").split(":")
+
+    async def pass_on(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            to.write(data)
+        to.close()
+
+    async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_connection(host, int(port))
+        asyncio.get_running_loop().call_later(0.3, ways.append, asyncio.create_task(pass_on(reader, to_server)))
+        await asyncio.sleep(0.3)
+        await pass_on(from_server, writer)
+
+    ways: list[asyncio.Task[None]] = []
+    async with await asyncio.start_server(late, "127.0.0.1", 0) as proxy:
+        slow = f"nats://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        async with connect(slow, name="test", wait_s=30) as bus:
+            name = unique("d")
+            await serve(bus, name)
+            assert await ask(bus, name) == ResendReply("unknown")
+
+
 async def test_a_late_pong_harms_nothing(own_server: EmbeddedNats, unique: Unique) -> None:
     name = unique("d")
     async with connect(own_server.url, name="test") as bus:
