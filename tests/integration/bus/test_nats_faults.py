@@ -251,8 +251,8 @@ async def test_a_slow_server_is_given_more_time_at_each_attempt(
 
     async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         from_server, to_server = await asyncio.open_connection(host, int(port))
-        asyncio.get_running_loop().call_later(0.3, ways.append, asyncio.create_task(pass_on(reader, to_server)))
-        await asyncio.sleep(0.3)
+        asyncio.get_running_loop().call_later(0.12, ways.append, asyncio.create_task(pass_on(reader, to_server)))
+        await asyncio.sleep(0.12)
         await pass_on(from_server, writer)
 
     ways: list[asyncio.Task[None]] = []
