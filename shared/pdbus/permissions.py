@@ -47,7 +47,7 @@ class Grant:
     answers_any: bool = False
     """May publish into every inbox. Others only to where a message asked them to (Replies); routers stream."""
     asks_services: bool = False
-    """`nats micro list` and the like."""
+    """`nats micro list` and the like, and what each process holds."""
 
 
 _PRESENT = (s.PRESENCE,)
@@ -186,7 +186,7 @@ def _published(kind: str, grant: Grant, feature_subject: str) -> Iterator[str]:
     if any(isinstance(subject, Bulk) for subject in grant.hears):
         yield _any(s.CREDIT)
     if grant.asks_services:
-        yield from ("$SRV.>", f"{_JS}.INFO")
+        yield from ("$SRV.>", f"{_JS}.INFO", _any(s.DEBUG))
 
 
 def _heard(kind: str, grant: Grant, feature_subject: str) -> Iterator[str]:
@@ -194,7 +194,7 @@ def _heard(kind: str, grant: Grant, feature_subject: str) -> Iterator[str]:
     if any(isinstance(subject, Bulk) for subject in grant.sends):
         yield _any(s.CREDIT)
     if grant.service:
-        yield from ("$SRV.*", f"$SRV.*.{kind}", f"$SRV.*.{kind}.*")
+        yield from ("$SRV.*", f"$SRV.*.{kind}", f"$SRV.*.{kind}.*", _own(s.DEBUG, service=kind))
 
 
 def _jetstream(grant: Grant) -> Iterator[str]:

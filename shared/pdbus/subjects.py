@@ -21,6 +21,7 @@ from pdbus.messages import (
     bulk,
     cache,
     changelog,
+    debug,
     decode,
     features,
     invalidator,
@@ -203,6 +204,8 @@ CACHE_DELETE = Rpc("pd.v1.cache.{node}.delete", cache.CacheDelete, cache.CacheDe
 CACHE_SCAN = Rpc("pd.v1.cache.{node}.scan", cache.CacheScan, cache.CacheScanReply)
 
 PRESENCE = Event("pd.v1.presence.{service}.{id}", presence.Card)
+DEBUG = Rpc("pd.v1.debug.{service}.{id}", debug.HoldingsWanted, debug.Holdings)
+"""To one process: what it holds."""
 CHANGELOG = Log("pd.v1.changelog.{model}", changelog.LogEntry, stream="PD_CHANGELOG")
 CHECKPOINTS = Log("pd.v1.checkpoints.{model}", changelog.Checkpoint, stream="PD_CHECKPOINTS")
 """The newest two of each change log."""

@@ -57,6 +57,7 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
         """`colocated`: it asks for all prompts, not only for those that it reads sooner than others."""
         super().__init__(bus, id, model, versions, fleet, pool, limits, MOST_JOBS, swap)
         self.l2 = PrefixTier(ring, fleet, self.core)
+        self._swap = swap
         self.leases = Leases(MOST_LEASES)
         self.threshold = Threshold(limits.page_tokens, limits.chunk_tokens, colocated=colocated)
 
@@ -80,6 +81,13 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
 
     def load(self) -> Load:
         return replace(super().load(), leases=len(self.leases))
+
+    def held(self) -> dict[str, int]:
+        swapped = self._swap.used_slots if self._swap else 0
+        return super().held() | {"leases": len(self.leases), "swapped_pages": swapped}
+
+    def kept(self) -> dict[str, int]:
+        return super().kept() | {"pages_to_write": self.l2.to_write}
 
     def tick(self, now_s: float) -> None:
         for lease in self.leases.expired(now_s):

@@ -108,6 +108,15 @@ class ParamServerService(Service[ParamServerSettings]):
     def load(self) -> Load:
         return Load(running=self._server.sending, waiting=self._server.waiting, streams=self.bus.bulk.open_streams)
 
+    def held(self) -> dict[str, int]:
+        return {
+            "sending": self._server.sending,
+            "waiting": self._server.waiting,
+            "transactions": len(self._staging.transactions),
+            "stagings": self._staging.taking,
+            "row_reads": self._tables.sending,
+        }
+
     def card(self, card: Card) -> Card:
         reading = self._checkpoint.detail if self._starting and self._checkpoint else ""
         return replace(card, roots=self._upkeep.roots, detail=reading or self._upkeep.detail or self._converter.detail)

@@ -90,8 +90,14 @@ class Frontend:
         self._hub = hub
         self._results = results
         self._executor = executor
-        self._idempotency = IdempotencyTable()
+        self.idempotency = IdempotencyTable()
         self._rng = random.Random()  # noqa: S311 - spreads load and retries
+
+    def held(self) -> dict[str, int]:
+        """As Service.held: requests at work and waiting, choices that a quota counts, idempotency keys in use."""
+        running, waiting = self.admission.running, self.admission.waiting
+        charged, keys = self._quotas.inflight, self.idempotency.users
+        return {"running": running, "waiting": waiting, "charged": charged, "keys_in_use": keys}
 
     @asynccontextmanager
     async def answer(self, request: GenerateRequest, caller: Caller) -> AsyncIterator[Answer]:
@@ -108,7 +114,7 @@ class Frontend:
             with self.metrics.span(Phase.QUEUE):
                 if caller.idempotency_key is not None:
                     await stack.enter_async_context(
-                        self._idempotency.hold(caller.ctx.tenant, caller.idempotency_key, _body(request), deadline)
+                        self.idempotency.hold(caller.ctx.tenant, caller.idempotency_key, _body(request), deadline)
                     )
                 await stack.enter_async_context(self.admission.slot(choices, deadline))
             # again: the ref may have moved while the request waited

@@ -46,6 +46,11 @@ class Loads:
         self.book(worker, -requests, -tokens)
 
     @property
+    def booked(self) -> int:
+        """Workers for which something is."""
+        return len(self._mine)
+
+    @property
     def idle(self) -> bool:
         return not self._mine
 

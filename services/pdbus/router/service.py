@@ -59,6 +59,14 @@ class RouterService(Service[RouterSettings]):
         admission = self._router.frontend.admission
         return Load(running=admission.running, waiting=admission.waiting, leases=self._router.cancels.open)
 
+    def held(self) -> dict[str, int]:
+        if self._router is None or self._ring is None:
+            return {}
+        return self._router.held() | {"result_writes": self._ring.writing}
+
+    def kept(self) -> dict[str, int]:
+        return {"idempotency_keys": len(self._router.frontend.idempotency)} if self._router is not None else {}
+
     def card(self, card: Card) -> Card:
         if self._router is None:
             return replace(card, state="starting", detail="starting")

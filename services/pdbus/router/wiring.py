@@ -64,6 +64,16 @@ class Router:
             await registration.stop()
         await self.http.stop_listening()
 
+    def held(self) -> dict[str, int]:
+        """As Service.held."""
+        return self.frontend.held() | {
+            "attempts": self.hub.listening_for,
+            "bookings": self.workers.bookings,
+            "cancels": self.cancels.open,
+            "flights": self.features.flights,
+            "feature_writes": self.features.filling,
+        }
+
     def why_not_ready(self) -> str:
         """ "" while requests by the default ref can be served."""
         return why_not_ready(self.frontend.models, self.workers)

@@ -78,9 +78,14 @@ class Workers:
             booking.end()
 
     @property
+    def bookings(self) -> int:
+        """Workers at which something is booked."""
+        return self._loads.booked
+
+    @property
     def idle(self) -> bool:
         """Nothing is booked anywhere."""
-        return self._loads.idle
+        return not self.bookings
 
     def _usable(self, service: str, root: Digest) -> list[Card]:
         return usable(self.fleet.live(service), self._model, root)

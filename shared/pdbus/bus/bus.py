@@ -70,6 +70,16 @@ class Bus:
             raise Unavailable("logs and work queues need a real NATS server")
         return self._logs
 
+    def held(self) -> dict[str, int]:
+        """Counts of what is under way on it, by name."""
+        registrations = [it for it in self._registrations if isinstance(it, Registration)]
+        return {
+            "calls": len(self._waiting),
+            "streams": len(self._streams),
+            "serving": sum(registration.running for registration in registrations),
+            "bulk_streams": self.bulk.open_streams,
+        }
+
     async def __aenter__(self) -> Bus:
         await self._inbox.start()
         return self

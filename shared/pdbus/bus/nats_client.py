@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 PING_EVERY_S = 1.0
 SILENT_PINGS = 3
 BARRIER_S = 10.0
+DIAL_S = 2.0
 READ_BYTES = 1 << 20
 _QUOTED = re.compile(r'"([^" ]+)')
 
@@ -60,8 +61,13 @@ class GuardedClient(RequestingClient):
         self._out = Outbox(lambda: self._transport._io_writer)
         self._inbound: Inbound | None = None
 
-    async def dial(self, servers: Sequence[str], name: str, options: Mapping[str, Any]) -> None:
-        """Connects to any of `servers`, each tried twice, by NatsAccess's `options`. Raises OSError, NATS's errors."""
+    async def dial(
+        self, servers: Sequence[str], name: str, options: Mapping[str, Any], patience_s: float = DIAL_S
+    ) -> None:
+        """Connects to any of `servers`, each tried twice; `options`: of NatsAccess. `patience_s`: for each of a
+        server's answers.
+
+        Raises OSError or nats.errors.Error."""
         self._secure = "tls" in options
         try:
             await self.connect(
@@ -70,7 +76,7 @@ class GuardedClient(RequestingClient):
                 allow_reconnect=False,
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0.1,
-                connect_timeout=2,
+                connect_timeout=patience_s,
                 error_cb=_note,
                 **options,
             )

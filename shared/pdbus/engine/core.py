@@ -97,6 +97,11 @@ class Core:
     def waiting(self) -> int:
         return len(self._scheduler.waiting)
 
+    @property
+    def live(self) -> int:
+        """Sequences that it has not let go of."""
+        return len(self._live)
+
     async def call(self, work: Callable[[], T]) -> T:
         """Runs `work` in the engine's thread between two turns, and returns or raises what it does. It is done also
         where nobody waits for its result any more."""

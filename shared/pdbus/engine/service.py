@@ -120,6 +120,12 @@ class EngineService(Service[S], Generic[S]):
             log_seq=self._history.seq,
         )
 
+    def held(self) -> dict[str, int]:
+        return {"pins": self.versions.pins} | (self.worker.held() if self.worker else {})
+
+    def kept(self) -> dict[str, int]:
+        return {"versions": len(self.versions.roots)} | (self.worker.kept() if self.worker else {})
+
     async def stop_intake(self) -> None:
         if self.worker:
             await self.worker.stop_intake()

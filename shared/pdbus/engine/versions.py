@@ -60,6 +60,10 @@ class Versions(Loaded[Version]):
         """Of all its versions; None before the first."""
         return next((version.scope.page_format for version in self._ready.values()), None)
 
+    @property
+    def pins(self) -> int:
+        return sum(version.pins for version in self._ready.values())
+
     async def pin(self, root: Digest, deadline: Deadline) -> Pin:
         """Pins the version, after loading it if need be. Raises as `need`."""
         return (await self.need(root, deadline)).pin()

@@ -32,6 +32,7 @@ from pdbus.recording import recording
 from pdbus.runtime import logs
 from pdbus.runtime.collector import rare_collections
 from pdbus.runtime.first import first
+from pdbus.runtime.holdings import serve_holdings
 from pdbus.runtime.lifeline import lifeline
 from pdbus.runtime.service import S, Service
 from pdbus.runtime.slots import slot
@@ -107,7 +108,12 @@ async def _main(service_class: type[Service[S]], settings: S, exporting: Telemet
 async def _live(service: Service[S], exporting: Telemetry, stop: Stop) -> int:
     bus, state = service.bus, _State(service)
     try:
-        async with Presence(bus, state.card, service.changed) as presence, exporting.load(service.load), service:
+        async with (
+            Presence(bus, state.card, service.changed) as presence,
+            await serve_holdings(service),
+            exporting.load(service.load),
+            service,
+        ):
             stop.starting = False
             await bus.register_micro(service.name, service.settings.id, {"model": service.settings.model})
             state.name = "ready"
