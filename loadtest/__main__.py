@@ -31,6 +31,7 @@ MEASUREMENTS = {
     "weights": "what changing weights costs while the system serves, goal by goal",
     "router": "requests a second and added latency of the router, with simulated workers",
     "chaos": "nothing lost, wrong or leaked while processes are killed, stopped, cut off and restarted",
+    "fuzz": "garbage of every kind: nothing crashes, hangs or grows, and good requests are answered at the end",
     "consistency": "no answer mixes two versions: a model that tells them, commits every second, injected faults",
 }
 

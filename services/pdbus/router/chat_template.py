@@ -39,8 +39,8 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
         try:
             self._template = environment.from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
-            raise InvalidRequest(f"the model's chat template does not compile: {error}") from None
+        except Exception as error:  # jinja2 passes on what Python says of the code that it makes of a template
+            raise InvalidRequest(f"the model's chat template does not compile: {str(error)[:300]}") from None
         self._special_texts = dict(special_texts)
 
     def render(self, messages: Sequence[ChatMessage]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 from opentelemetry.trace import SpanKind
 
@@ -31,6 +32,8 @@ from pdbus.router.settings import RouterSettings
 from pdbus.router.telling import whole
 
 log = logging.getLogger(__name__)
+wire_log = logging.getLogger(f"{__name__}.wire")
+"""aiohttp's own, of connections."""
 
 _IDLE_S = 75.0
 """For a connection without a request, one whose head never ends included."""
@@ -88,7 +91,9 @@ async def serve_http(
         shutdown_timeout=_CLOSE_S,
         keepalive_timeout=_IDLE_S,
         auto_decompress=False,  # read_body does it, within bounds
+        logger=wire_log,
     )
+    wire_log.addFilter(_of_ours)
     await runner.setup()
     try:
         listening = _listen(host, port)
@@ -97,6 +102,12 @@ async def serve_http(
         yield HttpServer(site, "https" if tls else "http", host, listening.getsockname()[1])
     finally:
         await runner.cleanup()
+
+
+def _of_ours(record: logging.LogRecord) -> bool:
+    """Not what a client did wrong: anybody could fill the log with it, and its headers, a key among them, are in it."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | ConnectionError)
 
 
 def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:

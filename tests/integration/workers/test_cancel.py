@@ -18,7 +18,7 @@ from pdbus.messages.workers import Cancel
 from pdbus.model.backend import Model
 from tests.support.asking import ids, refused, until
 from tests.support.llama import Runner
-from tests.support.workers import Rig, paused, prompt_of, receiving
+from tests.support.workers import Rig, paused, prompt_of, receiving, silence
 
 
 async def cancelled(rig: Rig, ticket: Ticket) -> None:
@@ -78,6 +78,20 @@ async def test_in_the_middle_of_the_hand_over(workers: Rig, model: Model) -> Non
     # The pages that it was written to are used again, and hold what belongs there.
     again = workers.router.ticket(prompt_of(60, seed=5))
     assert ids(await workers.router.answer(again)) == Runner(model).greedy(list(again.prompt), 8)
+
+
+async def test_in_the_hand_over_and_then_prefill_dies(workers: Rig) -> None:
+    """LESSONS 1: decode's lease is its own, and waits for no word of a peer that is gone."""
+    ticket = workers.router.ticket(prompt_of(400))
+    await workers.router.start(ticket)
+    await until(lambda: receiving(workers))
+    with paused(workers.prefill):
+        silence(workers.prefill.bus)
+        await workers.router.cancel(ticket)
+        await workers.router.cancelled_by(ticket, {workers.router.decode})
+        await until(lambda: not workers.decode.jobs and not workers.decode.load().pages_used)
+    assert workers.decode.load().leases == 0
+    await workers.until_idle()
 
 
 async def test_while_it_is_decoded(workers: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

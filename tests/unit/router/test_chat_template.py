@@ -166,6 +166,13 @@ def test_work_may_grow_with_the_input():
     assert len(render("{% for m in messages %}{{ m.content }}{% endfor %}", messages)) == 200_000
 
 
-def test_a_template_that_does_not_compile_is_refused_at_once():
+@pytest.mark.parametrize(
+    "source",
+    ["{% for %}", "{% break %}", "{% macro f() %}{% continue %}{% endmacro %}", "{{ " + "(" * 9999 + "}}",
+     "{{ 1" + "[0]" * 9999 + " }}"],
+    ids=["syntax", "break", "continue", "depth", "length"],
+)  # fmt: skip
+def test_a_template_that_does_not_compile_is_refused_at_once(source: str):
+    """Also where Python refuses the code that jinja2 makes of it."""
     with pytest.raises(InvalidRequest):
-        ChatTemplate("{% for %}", SPECIAL)
+        ChatTemplate(source, SPECIAL)
