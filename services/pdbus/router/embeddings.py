@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pdbus.errors import InvalidRequest, TooLarge
 from pdbus.messages.common import Digest
 from pdbus.messages.prefill import MOST_TEXTS
 from pdbus.router.admission import Admission
+from pdbus.router.demand import texts_demand
 from pdbus.router.embed_schema import EmbeddingRequest
 from pdbus.router.encoder_version import EncoderVersion
 from pdbus.router.encoders import EmbeddingSource, Encoders, Ids
@@ -20,6 +22,7 @@ from pdbus.router.identity import Identities
 from pdbus.router.metrics import RouterMetrics
 from pdbus.router.models import Models
 from pdbus.router.quotas import Quotas
+from pdbus.router.throughput import PROMPT_TOKEN
 from pdbus.telemetry import Phase
 
 _SHORT_CHARS = 2000
@@ -71,7 +74,9 @@ class Embeddings:
         async with AsyncExitStack() as stack:
             spending = stack.enter_context(self._quotas.hold(caller.identity, pieces))
             with self._metrics.span(Phase.QUEUE):
-                await stack.enter_async_context(self._admission.slot(pieces, ctx.deadline))
+                await stack.enter_async_context(
+                    self._admission.slot(pieces, ctx.deadline, texts_demand(request.inputs, pieces, ctx))
+                )
             root = self._models.resolve(self._ref(request, caller))  # again: it may have moved in the meantime
             version = await self._models.encoder(root, ctx.deadline)
             _check(request, version, most_bytes)
@@ -84,6 +89,7 @@ class Embeddings:
             with self._metrics.span("features") as span:
                 found = await self._features.get(source, texts, ctx, caller.cache)
                 span.set_attribute("pdbus.feature_cache.hits", found.hits)
+            self._admission.throughput.did(tokens * PROMPT_TOKEN, time.monotonic())
         vectors = tuple(value for value in found.values if value is not None)
         return Embedded(root, version.config.hidden_size, vectors, tokens, found.hits)
 
