@@ -23,7 +23,7 @@ from pdbus.context import DEFAULT_PRIORITY, Deadline
 from pdbus.errors import DeadlineExceeded, Overloaded, PdbusError, Unavailable
 from pdbus.keyfile import ANONYMOUS
 from pdbus.router.fair_queue import Entry, FairQueue
-from pdbus.router.throughput import Throughput
+from pdbus.router.throughput import Begun, Throughput
 
 _AGAINST_FREE = 8
 _LOOK_AGAIN_S = 0.25
@@ -47,8 +47,7 @@ class _Waiter:
     demand: Demand
     weight: int
     deadline: Deadline
-    granted: asyncio.Future[float | None]
-    """How long it is expected to take, before it is known how sure that is."""
+    granted: asyncio.Future[Begun]
 
 
 class Admission:
@@ -65,7 +64,7 @@ class Admission:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`fleet_slots`: how many the fleet has for this router now; None: that is not known."""
-        self.throughput = throughput or Throughput()
+        self._throughput = throughput or Throughput()
         self._most_slots, self._fleet_slots = slots, fleet_slots
         self._most_waiting, self._most_bytes = most_waiting, most_bytes
         self._now = now
@@ -122,21 +121,17 @@ class Admission:
         demand = demand or Demand()
         self.check(demand, deadline, weight)
         weight = min(weight, self._most_slots)
-        expected_s = await self._take(_Waiter(demand, weight, deadline, asyncio.get_running_loop().create_future()))
-        begun, ended = self._now(), False
+        begun = await self._take(_Waiter(demand, weight, deadline, asyncio.get_running_loop().create_future()))
         try:
             yield
-            ended = True
+            self._throughput.end(begun, self._now(), whole=True)
         except DeadlineExceeded:
-            ended = True
+            self._throughput.end(begun, self._now(), whole=False)
             raise
         finally:
-            now = self._now()
-            if ended:
-                self.throughput.took(demand.cost, expected_s, now - begun, now)
             self._give_back(demand.tenant, weight)
 
-    async def _take(self, waiter: _Waiter) -> float | None:
+    async def _take(self, waiter: _Waiter) -> Begun:
         demand = waiter.demand
         entry = Entry(demand.tenant, demand.priority, waiter.weight * max(demand.cost, 1.0), waiter)
         self._queue.push(entry)
@@ -171,7 +166,7 @@ class Admission:
         self._held[tenant] += weight
         if not self._held[tenant]:
             del self._held[tenant]
-        self.throughput.at_work(self._taken, self._now())
+        self._throughput.at_work(self._taken, self._now())
         if self._taken:
             self._idle.clear()
         else:
@@ -183,7 +178,7 @@ class Admission:
             self._queue.serve(entry)
             self._bytes -= waiter.demand.size_bytes
             self._count(entry.tenant, waiter.weight)
-            waiter.granted.set_result(self._raw_s(waiter.demand, waiter.weight))
+            waiter.granted.set_result(self._throughput.begin(waiter.demand.cost, self._beside(0), self._now()))
 
     def _next(self) -> Entry[_Waiter] | None:
         """Who gets its slots now."""
@@ -211,8 +206,8 @@ class Admission:
 
     def _check_deadline(self, demand: Demand, deadline: Deadline, weight: int) -> None:
         deadline.check("the request could be admitted")
-        least_s = self.throughput.least_s(demand.cost, self._now())
-        if least_s > deadline.remaining_s:
+        least_s = self._throughput.least_s(demand.cost, self._now())
+        if self._taken and least_s > deadline.remaining_s:
             raise DeadlineExceeded(f"the answer takes {least_s:.1f} s at the very least; the deadline leaves less")
         late_s = self._late_s(demand, weight, deadline, self._queue.ahead(demand.tenant, demand.priority))
         if late_s > 0:
@@ -224,21 +219,21 @@ class Admission:
         What has nobody beside it is always tried: otherwise a wrong measure would never be put right."""
         if not self._taken and not ahead:
             return 0.0
-        now, raw_s = self._now(), self._raw_s(demand, weight)
-        rate = self.throughput.rate(min(self._slots, self._taken + len(self._queue) + weight), now)
-        if raw_s is None or rate is None:
+        now, beside = self._now(), self._beside(weight)
+        raw_s, rate = self._throughput.raw_s(demand.cost, beside, now), self._throughput.rate(beside, now)
+        if raw_s is None or not rate:
             return 0.0
-        return max(ahead / rate + self.throughput.seconds(raw_s) - deadline.remaining_s, 0.0)
+        return max(ahead / rate + self._throughput.seconds(raw_s) - deadline.remaining_s, 0.0)
 
-    def _raw_s(self, demand: Demand, weight: int) -> float | None:
-        beside = min(self._slots, self._taken + len(self._queue) + weight)
-        return self.throughput.raw_s(demand.cost, beside, self._now())
+    def _beside(self, weight: int) -> int:
+        """Choices that will be at work together, with so many more."""
+        return min(self._slots, self._taken + len(self._queue) + weight)
 
     def _overloaded(self, demand: Demand, late_s: float | None = None) -> Overloaded:
         """With the time after which the same request would be taken, if nothing else came; more or less, so that those
         that are refused together don't come back together."""
         if late_s is None:
-            rate = self.throughput.rate(max(self._taken, 1), self._now())
+            rate = self._throughput.rate(max(self._taken, 1), self._now())
             late_s = demand.cost / rate if rate else 1.0
             late_s = max(late_s, self._queue.ahead(demand.tenant, demand.priority) / rate if rate else 1.0)
         reason = f"{self._taken} choices run and {len(self._queue)} requests wait"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine
 from typing import TypeVar
 
@@ -18,7 +17,6 @@ from pdbus.messages.workers import Accepted, CancelReason, Resend
 from pdbus.router.output import ChoiceOutput
 from pdbus.router.placement import Pair
 from pdbus.router.reorder import InOrder
-from pdbus.router.throughput import PROMPT_TOKEN
 from pdbus.router.tokens import TokenHub
 from pdbus.subjects import DECODE_RESEND, DECODE_RUN, PREFILL_RESEND, PREFILL_RUN, To
 from pdbus.tasks import cancelled
@@ -122,9 +120,7 @@ class Attempt:
             self._needed &= {self.pair.decode}  # the other's part is done: decode goes on alone
 
     def _use(self, item: TokenItem) -> None:
-        read, now = self._booking.prompt_read(), time.monotonic()
-        cost = len(self.ticket.tokens) * PROMPT_TOKEN if read else 0.0
-        self._hub.throughput.did(cost + len(item.ids), now)
+        self._booking.prompt_read()
         if recorder := self._bus.recorder:
             session, count = self.ticket.session, len(item.ids)
             recorder.put("token", session=session, attempt=item.attempt, index=item.index, count=count, root=item.root)

@@ -13,6 +13,8 @@ from pdbus.router.throughput import PROMPT_TOKEN
 CHARS_PER_TOKEN = 4
 _SHARE = 0.05
 _ID_BYTES = 8
+_MOST_BYTES_PER_TOKEN = 8
+"""Of JSON: text has four or so, ids up to seven."""
 
 
 class Demands:
@@ -36,6 +38,11 @@ class Demands:
         if not request.ignore_eos:
             answer = min(answer, max(self._usual_tokens, 1.0))
         return Demand(ctx.tenant, ctx.priority, prompt * PROMPT_TOKEN + answer, sum(map(_bytes, texts)))
+
+
+def unread_demand(body_bytes: int, ctx: RequestContext) -> Demand:
+    """The least that a body of this size can ask for."""
+    return Demand(ctx.tenant, ctx.priority, max(body_bytes / _MOST_BYTES_PER_TOKEN * PROMPT_TOKEN, 1.0), 0)
 
 
 def texts_demand(texts: Sequence[str | Sequence[int]], choices: int, ctx: RequestContext) -> Demand:

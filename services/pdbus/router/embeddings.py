@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from pdbus.router.identity import Identities
 from pdbus.router.metrics import RouterMetrics
 from pdbus.router.models import Models
 from pdbus.router.quotas import Quotas
-from pdbus.router.throughput import PROMPT_TOKEN
 from pdbus.telemetry import Phase
 
 _SHORT_CHARS = 2000
@@ -89,7 +87,6 @@ class Embeddings:
             with self._metrics.span("features") as span:
                 found = await self._features.get(source, texts, ctx, caller.cache)
                 span.set_attribute("pdbus.feature_cache.hits", found.hits)
-            self._admission.throughput.did(tokens * PROMPT_TOKEN, time.monotonic())
         vectors = tuple(value for value in found.values if value is not None)
         return Embedded(root, version.config.hidden_size, vectors, tokens, found.hits)
 

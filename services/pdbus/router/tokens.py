@@ -18,7 +18,6 @@ from pdbus.bus.bus import Bus
 from pdbus.messages.router import TokenFrame, TokenItem
 from pdbus.router.cancels import Cancels
 from pdbus.router.metrics import RouterMetrics
-from pdbus.router.throughput import Throughput
 from pdbus.router.workers import Workers
 from pdbus.subjects import TOKENS
 from pdbus.tasks import cancelled
@@ -43,8 +42,6 @@ class TokenHub:
         self.metrics = metrics
         self.retries = RetryBudget(time.monotonic(), per_s=_RETRIES_PER_S, most=_RETRIES_AT_ONCE)
         """Of all attempts after an answer's first."""
-        self.throughput = Throughput()
-        """Of all attempts."""
         self._bus = bus
         self._router = router
         self._attempts: dict[tuple[str, int], Attempt] = {}

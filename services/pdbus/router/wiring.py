@@ -89,7 +89,6 @@ async def router(
             settings.max_queued,
             most_bytes=settings.max_queued_bytes,
             fleet_slots=workers.slots,
-            throughput=hub.throughput,
         )
         results = Results(ring, settings.result_ttl_s)
         identities, quotas = Identities(settings.keys_file), Quotas()

@@ -25,12 +25,11 @@ class Booking:
         loads.book(self._decode, 1, 0)
         loads.book(*self._reading)
 
-    def prompt_read(self) -> bool:
-        """The first token is here: nothing is left to be computed of the prompt. True the first time."""
+    def prompt_read(self) -> None:
+        """The first token is here: nothing is left to be computed of the prompt."""
         reading, self._reading = self._reading, None
         if reading:
             self._loads.release(*reading)
-        return reading is not None
 
     def end(self) -> None:
         self.prompt_read()

@@ -209,10 +209,15 @@ class _Fleet:
 
     def __init__(self, choices: int, rate: float) -> None:
         self.now, self.throughput = 0.0, Throughput()
-        self.throughput.at_work(choices, 0.0)
-        for _ in range(10):
-            self.now += 1.0
-            self.throughput.did(rate, self.now)
+        self.worked(choices, rate)
+
+    def worked(self, choices: int, rate: float) -> None:
+        """All of them ended once more, each of a cost of 10."""
+        self.throughput.at_work(choices, self.now)
+        begun = [self.throughput.begin(10, choices, self.now) for _ in range(choices)]
+        self.now += 10 * choices / rate
+        for one in begun:
+            self.throughput.end(one, self.now, whole=True)
         self.throughput.at_work(0, self.now)
 
     def admission(self, slots: int) -> Admission:
@@ -246,10 +251,14 @@ async def test_those_that_are_refused_together_are_not_told_to_come_back_togethe
 async def test_a_deadline_that_nothing_could_keep_is_told_apart():
     fleet = _Fleet(8, 100.0)
     admission = fleet.admission(8)
-    fleet.throughput.took(100, None, 10.0, fleet.now)
+    fleet.worked(1, 10.0)
+    crowd = _Crowd(admission)
+    await crowd.ask(_demand("a", cost=1.0))
     with pytest.raises(DeadlineExceeded, match="at the very least"):
-        admission.check(_demand("a", cost=100.0), Deadline.after(4.0))
-    admission.check(_demand("a", cost=100.0), Deadline.after(6.0))
+        admission.check(_demand("a", cost=100.0), Deadline.after(0.4))
+    with pytest.raises(Overloaded):
+        admission.check(_demand("a", cost=100.0), Deadline.after(0.6))
+    await crowd.end()
 
 
 async def test_who_has_nobody_beside_it_is_tried_whatever_was_measured():
@@ -264,10 +273,7 @@ async def test_who_has_waited_too_long_is_refused_when_its_turn_comes():
     await crowd.ask(_demand("b", cost=1.0), 1, seconds=50.0)
     late = await crowd.ask(_demand("a", cost=100.0), 1, seconds=12.0)
     assert not crowd.refused
-    fleet.throughput.at_work(8, fleet.now)
-    for _ in range(20):  # it has become much slower
-        fleet.now += 1.0
-        fleet.throughput.did(1.0, fleet.now)
+    fleet.worked(8, 2.0)  # it has become much slower
     crowd.release.set()
     await asyncio.gather(*late)
     assert [tenant for tenant, _ in crowd.refused] == ["a"]
