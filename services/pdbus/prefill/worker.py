@@ -67,7 +67,7 @@ class PrefillWorker(Worker[PrefillJob]):
         with contextlib.ExitStack() as held:
             held.enter_context(pin)
             check_ticket(ticket, pin.version.config)
-            if self.jobs.admit(ticket.request_id, ticket.choice, ticket.attempt):
+            if self.jobs.admit(ticket):
                 self.jobs.start(PrefillJob(self, message, pin, deadline))
                 held.pop_all()
         return self.accepted()

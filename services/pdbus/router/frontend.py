@@ -18,6 +18,7 @@ from pdbus.messages.common import Digest, Ticket
 from pdbus.router.admission import Admission
 from pdbus.router.answer import Answer
 from pdbus.router.cache_control import CacheControl
+from pdbus.router.demand import Demands
 from pdbus.router.generation import Generation
 from pdbus.router.idempotency import IdempotencyTable, seed_of
 from pdbus.router.identity import OPEN, Identities, Identity
@@ -91,6 +92,7 @@ class Frontend:
         self._results = results
         self._executor = executor
         self.idempotency = IdempotencyTable()
+        self._demands = Demands()
         self._rng = random.Random()  # noqa: S311 - spreads load and retries
 
     def held(self) -> dict[str, int]:
@@ -116,7 +118,9 @@ class Frontend:
                     await stack.enter_async_context(
                         self.idempotency.hold(caller.ctx.tenant, caller.idempotency_key, _body(request), deadline)
                     )
-                await stack.enter_async_context(self.admission.slot(choices, deadline))
+                await stack.enter_async_context(
+                    self.admission.slot(choices, deadline, self._demands.of(request, caller.ctx))
+                )
             # again: the ref may have moved while the request waited
             ref = self.models.ref_for(request.ref, session_of(request, caller))
             served = stack.enter_context(self.metrics.refs.request(self.models.named(ref)))
@@ -127,6 +131,7 @@ class Frontend:
             served.answer = answer
             spending.tokens(sum(len(prompt.ids) for prompt in plan.prompts))
             stack.callback(lambda: spending.tokens(answer.completion_tokens))
+            stack.callback(lambda: self._demands.answered(answer.completion_tokens / choices, whole=answer.whole))
             await stack.enter_async_context(answer)
             yield answer
             if recorder := self._bus.recorder:
@@ -225,6 +230,7 @@ class Frontend:
             stop_ids=_stop_ids(plan),
             deadline_ns=ctx.deadline.wall_ns,
             prompt_logprobs=request.logprobs if request.echo else None,
+            priority=ctx.priority,
         )
         return Generation(ticket, output, plan.version, plan.compute_class, self._hub, self._bus, ctx, self._rng)
 

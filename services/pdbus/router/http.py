@@ -16,9 +16,10 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 from opentelemetry.trace import SpanKind
 
-from pdbus.context import Deadline
-from pdbus.errors import InvalidRequest
+from pdbus.context import LONGEST_DEADLINE_S, Deadline
+from pdbus.errors import InvalidRequest, PdbusError
 from pdbus.router.answer import Answer
+from pdbus.router.demand import unread_demand
 from pdbus.router.frontend import Frontend
 from pdbus.router.http_body import read_body
 from pdbus.router.http_caller import IDENTITY, bearer_of, caller_of, trace_of
@@ -26,7 +27,7 @@ from pdbus.router.http_errors import ErrorBody, ErrorDetail, describe, headers_o
 from pdbus.router.http_events import events
 from pdbus.router.http_pages import OPEN_PAGES, Pages
 from pdbus.router.identity import Identities
-from pdbus.router.observe import Observed, observed
+from pdbus.router.observe import Observed, observed, operation_of
 from pdbus.router.openai_schema import Endpoint, parse_json
 from pdbus.router.settings import RouterSettings
 from pdbus.router.telling import whole
@@ -136,6 +137,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _generate(frontend: Frontend, endpoint: Endpoint) -> Handler:
     async def handle(http: web.Request) -> web.StreamResponse:
+        _shed(frontend, http, endpoint)
         request = parse_json(endpoint, await read_body(http))
         caller = caller_of(http, request.timeout_s)
         with observed(request, frontend.metrics, SpanKind.SERVER, trace_of(http)) as seen:
@@ -148,6 +150,16 @@ def _generate(frontend: Frontend, endpoint: Endpoint) -> Handler:
                 return web.Response(body=told, content_type="application/json", headers=headers)
 
     return handle
+
+
+def _shed(frontend: Frontend, http: web.Request, endpoint: Endpoint) -> None:
+    """Refuses what can't be served before anything of its body is read."""
+    ctx = caller_of(http, LONGEST_DEADLINE_S).ctx
+    try:
+        frontend.admission.check(unread_demand(http.content_length or 0, ctx), ctx.deadline)
+    except PdbusError as error:
+        frontend.metrics.edge.finished(operation_of(endpoint), 0.0, error.code)
+        raise
 
 
 async def _stream(

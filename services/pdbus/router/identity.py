@@ -18,13 +18,13 @@ from typing import Final
 
 from pdbus import keyfile
 from pdbus.canonical import digest
+from pdbus.context import HIGHEST_PRIORITY
 from pdbus.errors import InvalidRequest, Unauthorized
 from pdbus.keyfile import ANONYMOUS, KeyEntry, KeyFile
 
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 1.0
-HIGHEST_PRIORITY = 9
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,10 @@ class Loads:
             max(load.backlog_tokens + mine.tokens - then.tokens, mine.tokens - then.tokens, 0),
         )
 
+    def of_others(self, card: Card) -> int:
+        """Requests there that are not this router's."""
+        return max(self.of(card).requests - self._mine.get(card.id, Work()).requests, 0)
+
     def forget_all_but(self, known: Iterable[str]) -> None:
         """Of workers that are not among these, nothing is kept but what is booked."""
         for worker in self._at_card.keys() - set(known):

@@ -137,4 +137,10 @@ _HEADERS = [
         "When the request is given up (120 s unless told; at most 600 s)",
     ),
     _parameter("Cache-Control", "header", {"type": "string"}, "no-store, no-cache, max-age=SECONDS"),
+    _parameter(
+        "X-Priority",
+        "header",
+        {"type": "integer", "minimum": 0, "maximum": 9},
+        "Higher ones go first (5 unless told; a key may have a lower limit)",
+    ),
 ]

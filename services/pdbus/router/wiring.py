@@ -94,7 +94,12 @@ async def router(
         models = await stack.enter_async_context(Models(settings.model, follower, reader, executor))
         hub = await stack.enter_async_context(TokenHub(bus, settings.id, workers, cancels, metrics))
         stack.push_async_callback(cancels.close)  # before the hub, by which the answers come
-        admission = Admission(settings.max_inflight, settings.max_queued)
+        admission = Admission(
+            settings.max_inflight,
+            settings.max_queued,
+            most_bytes=settings.max_queued_bytes,
+            fleet_slots=workers.slots,
+        )
         results = Results(ring, settings.result_ttl_s)
         identities, quotas = Identities(settings.keys_file), Quotas()
         frontend = Frontend(bus, settings.id, models, hub, results, admission, executor, metrics, identities, quotas)

@@ -128,6 +128,7 @@ class Worker(ABC, Generic[J]):
             running=self.core.running,
             waiting=max(len(self.jobs) - self.core.running, 0),
             backlog_tokens=self.backlog_tokens,
+            slots=self.limits.running,
             pages_total=self.core.pages.total,
             pages_used=self.core.pages.used,
             streams=self.bus.bulk.open_streams,
