@@ -11,9 +11,11 @@ from pdbus.bus.bus import Bus
 from pdbus.bus.presence import Fleet
 from pdbus.bus.serving import Registration
 from pdbus.context import Deadline, RequestContext
+from pdbus.decode.guests import Guests
 from pdbus.decode.job import DecodeJob
 from pdbus.decode.leases import LEASE_S, Leases, PageLease
 from pdbus.decode.local import LocalJob
+from pdbus.decode.moving import Mover
 from pdbus.decode.threshold import Threshold
 from pdbus.engine.prefix_tier import PrefixTier
 from pdbus.engine.scheduler import Limits
@@ -30,7 +32,7 @@ from pdbus.messages.decode import DecodeRun, Lease, Reserve
 from pdbus.messages.presence import Load
 from pdbus.messages.workers import Accepted, Resend, ResendReply
 from pdbus.peers.cache import CacheRing
-from pdbus.subjects import ANY, DECODE_RESEND, DECODE_RESERVE, DECODE_RUN, KV, To
+from pdbus.subjects import ANY, DECODE_ADOPT, DECODE_PAGES, DECODE_RESEND, DECODE_RESERVE, DECODE_RUN, KV, To
 
 MOST_JOBS = 128
 MOST_LEASES = 24
@@ -59,9 +61,13 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
         self.l2 = PrefixTier(ring, fleet, self.core)
         self.leases = Leases(MOST_LEASES)
         self.threshold = Threshold(limits.page_tokens, limits.chunk_tokens, colocated=colocated)
+        self.guests = Guests(self)
+        self.mover = Mover(self)
 
     async def prepare(self, stack: contextlib.AsyncExitStack) -> None:
         await stack.enter_async_context(self.l2)
+        stack.callback(self.guests.close)
+        await stack.enter_async_context(await self.bus.serve(DECODE_PAGES(worker=self.id), self.mover.send_pages))
 
     @property
     def local_tokens(self) -> int:
@@ -76,12 +82,18 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
         return [
             await self.bus.serve(DECODE_RESERVE(worker=self.id), self.reserve),
             await self.bus.serve(DECODE_RUN(worker=self.id), self.take_run),
+            await self.bus.serve(DECODE_ADOPT(worker=self.id), self.guests.adopt),
         ]
 
     def load(self) -> Load:
-        return replace(super().load(), leases=len(self.leases))
+        return replace(super().load(), leases=len(self.leases) + len(self.guests))
+
+    async def drain(self) -> None:
+        """What has no token yet starts again elsewhere, answers move, and what can do neither is finished."""
+        await self.mover.empty()
 
     def tick(self, now_s: float) -> None:
+        self.guests.expire(now_s)
         for lease in self.leases.expired(now_s):
             if job := self.jobs.get(lease.key):
                 job.stop(Unavailable(f"no KV came from {lease.reserve.prefill_worker} for {LEASE_S:.0f} s"))

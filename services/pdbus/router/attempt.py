@@ -30,6 +30,14 @@ _RESEND_S = 1.0
 _MOST_UNANSWERED = 2
 
 
+class Moved(Unavailable):
+    """The attempt has ended so that the next one goes on at `to`, which has its pages. Nothing has failed."""
+
+    def __init__(self, to: str) -> None:
+        super().__init__(f"the answer moves to {to}")
+        self.to = to
+
+
 class Attempt:
     """Lives for the length of `run`. `deliver`, `frame_lost` and `look` are the hub's, and never wait."""
 
@@ -69,6 +77,9 @@ class Attempt:
                 self._own(self._start(decode, DECODE_RUN(worker=decode), DecodeRun(self.ticket, prefill)))
                 await self._over
                 reason = "finished" if self.ended_by_worker else "stopped"
+        except Moved:
+            reason = "finished"  # its worker has ended it itself, and holds nothing of it
+            raise
         except PdbusError:
             reason = "peer_failed"
             raise
@@ -120,6 +131,9 @@ class Attempt:
             self._needed &= {self.pair.decode}  # the other's part is done: decode goes on alone
 
     def _use(self, item: TokenItem) -> None:
+        if item.finish == "moved":
+            self._over.set_exception(Moved(item.moved_to or ""))
+            return
         self._booking.prompt_read()
         if recorder := self._bus.recorder:
             session, count = self.ticket.session, len(item.ids)
