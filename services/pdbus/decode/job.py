@@ -80,6 +80,7 @@ class DecodeJob(Job):
     def hear(self, event: Event) -> None:
         if isinstance(event, Produced):
             self._worker.jobs.send(self, self.item(event.ids, event.logprobs, event.finish))
+            self._worker.wrote(event)
         elif isinstance(event, Ended):
             if last := self.moved(event):
                 self._worker.jobs.send(self, last)

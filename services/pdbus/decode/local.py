@@ -58,6 +58,7 @@ class LocalJob(Job):
                     item = replace(item, cached_tokens=cached, prompt_logprobs=logprobs)
                     self._worker.jobs.metrics.first_token((time.time_ns() - self.accepted_ns) / 1e9)
                 self._worker.jobs.send(self, item)
+                self._worker.wrote(event)
             case Ended():
                 if last := self.moved(event):
                     self._worker.jobs.send(self, last)

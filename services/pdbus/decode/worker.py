@@ -19,6 +19,7 @@ from pdbus.decode.moving import Mover
 from pdbus.decode.threshold import Threshold
 from pdbus.engine.prefix_tier import PrefixTier
 from pdbus.engine.scheduler import Limits
+from pdbus.engine.sequence import Produced
 from pdbus.engine.tickets import check_addressed, check_attempt, check_ticket
 from pdbus.engine.version import Pin
 from pdbus.engine.versions import Versions
@@ -55,12 +56,15 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
         swap: SwapFile | None = None,
         *,
         colocated: bool = False,
+        snapshot_tokens: int = 0,
     ) -> None:
-        """`colocated`: it asks for all prompts, not only for those that it reads sooner than others."""
+        """`colocated`: it asks for all prompts, not only for those that it reads sooner than others.
+        `snapshot_tokens`: after so many of an answer, each time, its pages go to the cache nodes; 0: never."""
         super().__init__(bus, id, model, versions, fleet, pool, limits, MOST_JOBS, swap)
         self.l2 = PrefixTier(ring, fleet, self.core)
         self.leases = Leases(MOST_LEASES)
         self.threshold = Threshold(limits.page_tokens, limits.chunk_tokens, colocated=colocated)
+        self.snapshot_tokens = snapshot_tokens
         self.guests = Guests(self)
         self.mover = Mover(self)
 
@@ -84,6 +88,11 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
             await self.bus.serve(DECODE_RUN(worker=self.id), self.take_run),
             await self.bus.serve(DECODE_ADOPT(worker=self.id), self.guests.adopt),
         ]
+
+    def wrote(self, event: Produced) -> None:
+        """Makes a snapshot of the answer, where it is time for one."""
+        if self.snapshot_tokens and (event.index + 1) % self.snapshot_tokens == 0 and event.finish is None:
+            self.l2.snapshot(event.sequence)
 
     def load(self) -> Load:
         return replace(super().load(), leases=len(self.leases) + len(self.guests))

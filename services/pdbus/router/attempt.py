@@ -25,6 +25,9 @@ Q = TypeVar("Q")
 
 ACCEPT_S = 5.0
 """A worker says at once that it has taken a ticket, however long its queue is."""
+QUIET_S = 0.3
+"""So long without a token, and the worker is asked for it: if it is dead, the bus says at once that nobody is there.
+One that is at work is asked ever more rarely."""
 SILENCE_S = 2.0
 _RESEND_S = 1.0
 _MOST_UNANSWERED = 2
@@ -63,6 +66,7 @@ class Attempt:
         loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = loop.create_future()
         self._heard = self._asked = loop.time()
+        self._quiet_s = QUIET_S
         self._asking = False
 
     async def run(self, hub: TokenHub) -> None:
@@ -98,6 +102,7 @@ class Attempt:
             self._hub.metrics.dropped("root")
         elif not self._over.done():
             self._heard = asyncio.get_running_loop().time()
+            self._quiet_s = QUIET_S
             self._unanswered = 0
             self._take(item, worker)
 
@@ -106,12 +111,15 @@ class Attempt:
             self._ask_again()
 
     def look(self, now_s: float) -> None:
+        if now_s - max(self._heard, self._asked) >= self._quiet_s:
+            self._ask_again()
+
+    def look_at_workers(self) -> None:
+        """The fleet has changed: whether those are still there that the attempt needs."""
         for worker in self._needed:
             if self._hub.workers.gone(worker, self._incarnations.get(worker)):
                 self._fail(Unavailable(f"worker {worker} is gone"), worker)
                 return
-        if now_s - max(self._heard, self._asked) >= SILENCE_S:
-            self._ask_again()
 
     def _take(self, item: TokenItem, worker: str) -> None:
         if item.finish in ("error", "cancelled"):
@@ -171,11 +179,13 @@ class Attempt:
                 if self._order.next_index == missing:
                     if state != "running":
                         self._fail(Unavailable(f"worker {worker} no longer holds the request"), worker)
+                    self._quiet_s = min(2 * self._quiet_s, SILENCE_S)
                     return
                 if first:
                     return  # the rest is the decode worker's
         except DeadlineExceeded:
             self._unanswered += 1
+            self._quiet_s = SILENCE_S
             if self._unanswered >= _MOST_UNANSWERED:
                 self._fail(Unavailable(f"worker {worker} does not answer"), worker)
         except PdbusError as error:

@@ -79,10 +79,10 @@ class Generation:
             try:
                 await self._try(attempt)
                 return
-            except Moved as move:
-                moved = move
-                continue
             except PdbusError as error:
+                if isinstance(error, Moved) and len(self.output.ids) > len(ticket.delivered):
+                    moved = error  # no failure, and no other way to go round in circles than by making progress
+                    continue
                 internal += type(error) is PdbusError
                 if (isinstance(error, _FINAL) and not isinstance(error, RootGone)) or internal >= _MOST_INTERNAL:
                     raise

@@ -91,6 +91,11 @@ def parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="for programs")
     _data(status)
 
+    drain = commands.add_parser("drain", help="take a process out of service: what it is doing moves or is finished")
+    drain.set_defaults(command=_drain)
+    drain.add_argument("id", help="as `pdbus status` has it, such as decode-1")
+    _data(drain)
+
     for command in add_weights(commands, _target):
         _data(command)
 
@@ -186,6 +191,14 @@ def _status(given: argparse.Namespace, settings: StackSettings) -> int:
     from pdbus.stack.status import status
 
     return status(_target(given, settings), json_wanted=given.json)
+
+
+def _drain(given: argparse.Namespace, settings: StackSettings) -> int:
+    from rich.console import Console
+
+    from pdbus.stack.drain import drain
+
+    return drain(_target(given, settings), given.id, Console(highlight=False))
 
 
 def _health(given: argparse.Namespace, settings: StackSettings) -> int:

@@ -62,7 +62,10 @@ class ResendReply:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Asks one process to hand its work over and to end, as SIGTERM does; asked again it only tells how far it is."""
+    """Asks one process to hand its work over and to end, as SIGTERM does; asked again it only tells how far it is.
+    Refused: `conflict`, where another incarnation is meant."""
+
+    incarnation: str
 
 
 @dataclass(frozen=True, slots=True)
