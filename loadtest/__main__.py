@@ -29,6 +29,7 @@ MEASUREMENTS = {
     "invariance": "bits that do not depend on batch, chunks, caches or hand-over, and what that costs",
     "weights_rows": "row updates a second of a sparse table, and how soon another process sees them",
     "weights": "what changing weights costs while the system serves, goal by goal",
+    "failover": "from the death of a decode worker to the next token of its streams",
     "router": "requests a second and added latency of the router, with simulated workers",
     "consistency": "no answer mixes two versions: a model that tells them, commits every second, injected faults",
 }

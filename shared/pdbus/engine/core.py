@@ -90,6 +90,11 @@ class Core:
         return len(self._scheduler.running)
 
     @property
+    def step_s(self) -> float:
+        """As the scheduler's."""
+        return self._scheduler.step_s
+
+    @property
     def preempted(self) -> int:
         return len(self._scheduler.preempted)
 
