@@ -45,16 +45,17 @@ async def trial(
     how: signal.Signals,
     after_tokens: int,
 ) -> Trial:
-    """Sends the signal to the decode worker with the most answers once every stream has shown `after_tokens` tokens. Returns
-    when all streams have ended, and the worker is back with nothing to do."""
+    """Sends the signal to the decode worker with the most answers once every stream has shown `after_tokens` tokens.
+
+    Returns when all streams have ended, and the worker is back with nothing to do."""
     start = time.perf_counter()
     seen = [Observation(0.0) for _ in bodies]
     asked = [
         asyncio.create_task(ask(http, stack.url, body, 0.0, start, ANSWER_S, one))
         for body, one in zip(bodies, seen, strict=True)
     ]
-    while any(len(one.chunks_s) < after_tokens and not task.done() for one, task in zip(seen, asked, strict=True)):
-        await asyncio.sleep(_LOOK_S)  # noqa: ASYNC110 - chunks come one by one
+    while any(len(one.chunks_s) < after_tokens and not task.done() for one, task in zip(seen, asked, strict=True)):  # noqa: ASYNC110
+        await asyncio.sleep(_LOOK_S)
     victim = max(fleet.live("decode"), key=lambda card: card.load.running)
     pid, sent_s = stack.pids()[victim.id], time.perf_counter() - start
     os.kill(pid, how)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -121,7 +120,7 @@ async def test_a_worker_is_drained_by_command_while_its_streams_go_on(stack: Sta
             asyncio.create_task(ask(http, stack.url, body, 0.0, 0.0, 120.0, one))
             for body, one in zip(asked, seen, strict=True)
         ]
-        while any(len(one.chunks_s) < AFTER for one in seen):
+        while any(len(one.chunks_s) < AFTER for one in seen):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         victim = max(fleet.live("decode"), key=lambda card: card.load.running)
         command = [sys.executable, "-m", "pdbus.stack", "drain", victim.id, "--data", str(stack.data)]

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pdbus.context import RequestContext
+from pdbus.decode.balance import Balance
 from pdbus.decode.local import LocalJob
 from pdbus.engine.sequence import Key, Sequence
 from pdbus.errors import NotFound, PdbusError, Unavailable
@@ -92,6 +93,7 @@ class Mover:
         self._given: dict[str, tuple[int, int]] = {}
         """Answers that were given to a worker since its card of this sequence number."""
         self._not_before_s: dict[Key, float] = {}
+        self._balance = Balance()
         self._rng = random.Random()  # noqa: S311 - ties
 
     async def empty(self) -> None:
@@ -107,6 +109,23 @@ class Mover:
                 await asyncio.gather(*(self.move(job) for job in movable[:AT_ONCE]))
             elif tasks := [job.task for job in jobs]:
                 await asyncio.wait(tasks, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+
+    def rebalance(self, now_s: float) -> None:
+        """Begins to move an answer away where this worker is much slower than others."""
+        core, movable = self._worker.core, [job for job in self._worker.jobs if self._movable(job)]
+        if not movable or any(job.moving_to for job in self._worker.jobs):
+            return
+        job = min(movable, key=lambda job: len(job.sequence.hold.pages) if job.sequence else 0)
+        assert job.sequence
+        step_ms = core.step_s * 1e3
+        target = self._balance.look(step_ms, core.running, self._fitting(job.sequence), now_s)
+        if target is not None:
+            log.info("a step takes %.0f ms here and %.0f ms at %s: an answer moves", step_ms, target.step_ms, target.id)
+            self._balance.given(step_ms, now_s)
+            self._worker.jobs.spawn(self._move_later(job, target.id))
+
+    async def _move_later(self, job: DecodeJob | LocalJob, to: str) -> None:
+        await self.move(job, to)
 
     async def move(self, job: DecodeJob | LocalJob, to: str | None = None) -> bool:
         """Moves the answer to that worker, or to the one that has least to do. False: it is written on here."""
@@ -199,7 +218,7 @@ class Mover:
         idle = job.moving_to is None and not job.stopping and not job.closed and not job.ended.done()
         return idle and sequence is not None and sequence.ready and sequence.admitted > 0 and sequence.scope is not None
 
-    def _target(self, sequence: Sequence) -> str | None:
+    def _fitting(self, sequence: Sequence) -> list[Card]:
         version = sequence.version
         needs = Needs(
             self._worker.model,
@@ -209,7 +228,10 @@ class Mover:
             len(sequence.hold.pages) + 1,
         )
         others = [card for card in self._worker.fleet.live("decode") if card.id != self._worker.id]
-        chosen = min(fitting(others, needs), key=self._busy, default=None)
+        return fitting(others, needs)
+
+    def _target(self, sequence: Sequence) -> str | None:
+        chosen = min(self._fitting(sequence), key=self._busy, default=None)
         if chosen is None:
             return None
         seq, given = self._given.get(chosen.id, (chosen.seq, 0))

@@ -103,6 +103,7 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
 
     def tick(self, now_s: float) -> None:
         self.guests.expire(now_s)
+        self.mover.rebalance(now_s)
         for lease in self.leases.expired(now_s):
             if job := self.jobs.get(lease.key):
                 job.stop(Unavailable(f"no KV came from {lease.reserve.prefill_worker} for {LEASE_S:.0f} s"))
