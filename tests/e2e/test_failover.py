@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -20,6 +21,7 @@ from loadtest.tiny import tiny_checkpoint
 from pdbus.bus.bus import connect
 from pdbus.bus.presence import Fleet
 from pdbus.context import Deadline
+from tests.support.cable import cable
 from tests.support.stack import Stack, running_stack
 
 STREAMS, TOKENS, AFTER = 4, 1200, 60
@@ -79,6 +81,56 @@ async def test_streams_of_a_decode_worker_that_dies_or_hangs_go_on_elsewhere(sta
         seen = await trial(http, stack, fleet, asked, how, AFTER)
         whole(seen.answers, expected)
         assert seen.next_token_s, "it was writing some of them"
+
+
+async def test_streams_of_a_decode_worker_whose_network_is_lost_go_on_elsewhere(stack: Stack) -> None:
+    """Nobody hears from it, nor it from anybody; once it is back it frees what it has written on for nobody."""
+    at = urlsplit(stack.nats_url)
+    async with (
+        client(stack) as (http, fleet),
+        cable(str(at.hostname), at.port or 4222) as network,
+        _decode_worker(stack, f"nats://127.0.0.1:{network.port}", "decode-far"),
+    ):
+        await fleet.wait_for(
+            lambda fleet: any(card.id == "decode-far" and card.state == "ready" for card in fleet.live("decode")),
+            Deadline.after(60),
+        )
+        asked = bodies(stack, "network", 6)
+        expected = await undisturbed(http, stack, asked)
+        seen = [Observation(0.0) for _ in asked]
+        running = [
+            asyncio.create_task(ask(http, stack.url, body, 0.0, 0.0, 120.0, one))
+            for body, one in zip(asked, seen, strict=True)
+        ]
+        while any(len(one.chunks_s) < AFTER for one in seen):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        far = fleet.card("decode-far")
+        assert far
+        assert far.load.running, "it writes some of them"
+        network.pull()
+        whole(await asyncio.gather(*running), expected)
+        assert fleet.state("decode-far") == "dead"
+        network.plug_in()
+        await fleet.wait_for(lambda fleet: fleet.state("decode-far") == "live", Deadline.after(60))
+        await idle(fleet)
+
+
+@asynccontextmanager
+async def _decode_worker(stack: Stack, nats_url: str, id_: str) -> AsyncIterator[None]:
+    """One more, by hand."""
+    settings = {"NATS_URL": nats_url, "PDBUS_ID": id_, "PDBUS_MODEL": stack.model, "OMP_NUM_THREADS": "1"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pdbus.decode", env={**os.environ, **settings, "PDBUS_THREADS": "1"}
+    )
+    try:
+        yield
+        process.terminate()
+        async with asyncio.timeout(30):
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
