@@ -53,12 +53,20 @@ class Observation:
 
 
 async def ask(
-    session: aiohttp.ClientSession, url: str, body: dict[str, Any], due_s: float, start: float, timeout_s: float
+    session: aiohttp.ClientSession,
+    url: str,
+    body: dict[str, Any],
+    due_s: float,
+    start: float,
+    timeout_s: float,
+    seen: Observation | None = None,
 ) -> Observation:
-    """Sends `body` as a streamed completion: of a chat where it has messages, of a prompt otherwise.
+    """Sends `body` as a streamed completion: of a chat where it has messages, of a prompt otherwise. Fills `seen`, for
+    who wants to look meanwhile, or a new one.
 
     Never raises for what the server or the network does wrong."""
-    seen = Observation(due_s, sent_s=time.perf_counter() - start)
+    seen = seen or Observation(due_s)
+    seen.sent_s = time.perf_counter() - start
     payload = body | {"stream": True, "stream_options": {"include_usage": True}}
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     try:

@@ -22,7 +22,7 @@ from pdbus.bus.bus import Bus
 from pdbus.bus.presence import Presence
 from pdbus.context import RequestContext, new_id
 from pdbus.engine.outbox import Outbox
-from pdbus.errors import WireError
+from pdbus.errors import Overloaded, Unavailable, WireError
 from pdbus.kv.prefix import PrefixScope
 from pdbus.messages.common import Digest, Ticket
 from pdbus.messages.decode import DecodeRun
@@ -80,7 +80,7 @@ class SimulatedWorker:
         self._work = asyncio.Event()
         self._stack = AsyncExitStack()
         self._presence = Presence(bus, self._card)
-        self._hung = False
+        self._hung = self._silent = False
 
     @property
     def held(self) -> int:
@@ -120,6 +120,12 @@ class SimulatedWorker:
         """At once, and without a word: nobody serves its subjects, and its cards stop coming."""
         await self._stack.aclose()
         self._running.clear()
+
+    async def fall_silent(self) -> None:
+        """It works on, and nothing that it says is heard any more; what is asked of it is refused."""
+        self.behaviour.tamper, self.behaviour.refuse = lambda frame: (), Overloaded("cut off")
+        self._silent = True
+        await self._presence.__aexit__(None, None, None)
 
     async def hang(self) -> None:
         """Stops as under SIGSTOP: its subjects are there, and nothing is answered or published any more."""
@@ -174,6 +180,8 @@ class SimulatedWorker:
     async def _on_resend(self, message: Resend, ctx: RequestContext) -> ResendReply:
         if self._hung:
             await asyncio.sleep(ctx.deadline.remaining_s)
+        if self._silent:
+            raise Unavailable("cut off")
         self.resends += 1
         key = message.session, message.attempt
         reply = self._outbox.resend(message)
@@ -215,6 +223,9 @@ class SimulatedWorker:
             del self._running[key]
             error = WireError("overloaded", "told to fail")
             return item_of(ticket, index, (), "error", error)
+        if ticket.attempt == 1 and index == self.behaviour.move_at and self.service == "decode":
+            del self._running[key]
+            return replace(item_of(ticket, index, (), "moved"), moved_to=self.behaviour.move_to)
         token = running.answer[index] if index < len(running.answer) else None
         stop = token is None or token in ticket.stop_ids
         length = not stop and index + 1 >= ticket.max_tokens

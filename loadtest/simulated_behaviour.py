@@ -22,6 +22,9 @@ class Behaviour:
     """What every ticket is refused with."""
     fail_at: int | None = None
     """Output index at which an attempt fails, retryably."""
+    move_at: int | None = None
+    """Output index at which a first attempt's answer moves to the worker `move_to`."""
+    move_to: str = ""
     mute: bool = False
     """Accepts, and computes nothing."""
     deaf_cancels: int = 0

@@ -59,7 +59,7 @@ _ASKED = (s.INFER, s.EMBED, s.FEATURES)
 
 GRANTS: Final[Mapping[str, Grant]] = {
     "router": Grant(
-        serves=(*_ASKED, s.REF_STATS),
+        serves=(*_ASKED, s.REF_STATS, s.DRAIN),
         calls=(
             s.PREFILL_RUN, s.PREFILL_RESEND, s.PREFILL_EMBED, s.DECODE_RUN, s.DECODE_RESEND, s.KVINDEX_SNAPSHOT,
             *_READS_WEIGHTS, *_CACHES, s.CACHE_DELETE, s.FEATURE_SOURCE,
@@ -70,27 +70,30 @@ GRANTS: Final[Mapping[str, Grant]] = {
         answers_any=True,
     ),
     "prefill": Grant(
-        serves=(s.PREFILL_RUN, s.PREFILL_RESEND, s.PREFILL_EMBED, s.KVINDEX_SNAPSHOT),
+        serves=(s.PREFILL_RUN, s.PREFILL_RESEND, s.PREFILL_EMBED, s.KVINDEX_SNAPSHOT, s.DRAIN),
         calls=(s.DECODE_RESERVE, *_READS_WEIGHTS, *_CACHES),
         sends=(*_PRESENT, s.TOKENS, s.CANCEL, s.KVINDEX, s.KV, s.TRANSFER),
         hears=(*_PRESENT, s.CANCEL, *_RECEIVES),
         follows=(*_VERSIONS, s.INVALIDATED),
     ),
     "decode": Grant(
-        serves=(s.DECODE_RESERVE, s.DECODE_RUN, s.DECODE_RESEND, s.KVINDEX_SNAPSHOT),
-        calls=(*_READS_WEIGHTS, *_CACHES),
+        serves=(
+            s.DECODE_RESERVE, s.DECODE_RUN, s.DECODE_RESEND, s.DECODE_ADOPT, s.DECODE_PAGES, s.KVINDEX_SNAPSHOT,
+            s.DRAIN,
+        ),
+        calls=(s.DECODE_ADOPT, s.DECODE_PAGES, *_READS_WEIGHTS, *_CACHES),
         sends=(*_PRESENT, s.TOKENS, s.CANCEL, s.KVINDEX, s.TRANSFER),
         hears=(*_PRESENT, s.CANCEL, s.KV, *_RECEIVES),
         follows=(*_VERSIONS, s.INVALIDATED),
     ),
     "cache": Grant(
-        serves=(s.CACHE_GET, s.CACHE_PUT, s.CACHE_DELETE, s.CACHE_SCAN),
+        serves=(s.CACHE_GET, s.CACHE_PUT, s.CACHE_DELETE, s.CACHE_SCAN, s.DRAIN),
         sends=(*_PRESENT, s.TRANSFER),
         hears=(*_PRESENT, *_RECEIVES),  # presence: for its own health check
         follows=(s.INVALIDATED,),
     ),
     "param_server": Grant(
-        serves=(*_READS_WEIGHTS, s.WEIGHTS_STAGE, s.WEIGHTS_PREPARE, s.TABLE_READ, s.WEIGHTS_HEAT),
+        serves=(*_READS_WEIGHTS, s.WEIGHTS_STAGE, s.WEIGHTS_PREPARE, s.TABLE_READ, s.WEIGHTS_HEAT, s.DRAIN),
         calls=(*_READS_WEIGHTS, s.WEIGHTS_STAGE, s.WEIGHTS_PREPARE),
         sends=(*_PRESENT, s.TRANSFER),
         hears=(*_PRESENT, *_RECEIVES),
@@ -100,6 +103,7 @@ GRANTS: Final[Mapping[str, Grant]] = {
         ensures=True,
     ),
     "invalidator": Grant(
+        serves=(s.DRAIN,),
         calls=(s.CACHE_DELETE, s.CACHE_SCAN),
         sends=_PRESENT,
         hears=_PRESENT,
@@ -113,7 +117,7 @@ GRANTS: Final[Mapping[str, Grant]] = {
         serves=(s.UPDATE_JOIN, s.UPDATE_STAGED),
         calls=(
             *_ASKED, *_READS_WEIGHTS, s.WEIGHTS_STAGE, s.WEIGHTS_PREPARE, s.UPDATE_JOIN, s.UPDATE_STAGED,
-            s.TABLE_READ, s.WEIGHTS_HEAT, s.REF_STATS,
+            s.TABLE_READ, s.WEIGHTS_HEAT, s.REF_STATS, s.DRAIN,
         ),
         sends=_RECEIVES,
         hears=(*_PRESENT, *_RECEIVES),
@@ -190,7 +194,10 @@ def _published(kind: str, grant: Grant, feature_subject: str) -> Iterator[str]:
 
 
 def _heard(kind: str, grant: Grant, feature_subject: str) -> Iterator[str]:
-    yield from _names((*grant.serves, *grant.hears, *grant.follows), feature_subject)
+    heard = (*grant.serves, *grant.hears, *grant.follows)
+    yield from _names((subject for subject in heard if subject is not s.DRAIN), feature_subject)
+    if s.DRAIN in grant.serves:
+        yield _own(s.DRAIN, service=kind)
     if any(isinstance(subject, Bulk) for subject in grant.sends):
         yield _any(s.CREDIT)
     if grant.service:

@@ -170,6 +170,11 @@ PREFILL_EMBED = Rpc("pd.v1.prefill.{worker}.embed", prefill.Embed, prefill.Embed
 DECODE_RESERVE = Rpc("pd.v1.decode.{worker}.reserve", decode.Reserve, decode.Lease)
 DECODE_RUN = Rpc("pd.v1.decode.{worker}.run", decode.DecodeRun, workers.Accepted)
 DECODE_RESEND = Rpc("pd.v1.decode.{worker}.resend", workers.Resend, workers.ResendReply)
+DECODE_ADOPT = Rpc("pd.v1.decode.{worker}.adopt", decode.Adopt, decode.Adopted)
+DECODE_PAGES = Rpc("pd.v1.decode.{worker}.pages", decode.PagesWanted, decode.PagesFound)
+"""Between decode workers, for answers that move (decode/moving.py)."""
+DRAIN = Rpc("pd.v1.{service}.{id}.drain", workers.Drain, workers.Draining)
+"""To one process of any kind."""
 
 KVINDEX = Event("pd.v1.kvindex.{worker}", router.KvIndex)
 """From prefill and decode workers, so that routers send a request to where its prefix is."""

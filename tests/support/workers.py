@@ -100,11 +100,14 @@ class Rig:
     new_bus: NewBus
     stack: AsyncExitStack
     kill_prefill: Callable[[], Any]
+    others: list[DecodeWorker]
+    """Further decode workers."""
 
     async def until_idle(self, within_s: float = 10.0) -> None:
-        """Both workers hold nothing for any request."""
-        await until(lambda: not any(busy(worker) for worker in (self.prefill, self.decode)), within_s)
-        for worker in (self.prefill, self.decode):
+        """The workers hold nothing for any request."""
+        everyone: list[Worker[Any]] = [self.prefill, self.decode, *self.others]
+        await until(lambda: not any(busy(worker) for worker in everyone), within_s)
+        for worker in everyone:
             async with asyncio.timeout(within_s):
                 while not await worker.core.call(partial(_nobody_holds, worker.core.pages)):  # noqa: ASYNC110
                     await asyncio.sleep(0)  # a page is being written back just now
@@ -140,6 +143,7 @@ async def rig(
     precision: Precision = "fp32",
     swap_pages: int = 0,
     layer_groups: int = 1,
+    decodes: int = 1,
 ) -> AsyncIterator[Rig]:
     torch.set_num_threads(1)
     async with AsyncExitStack() as stack:
@@ -151,7 +155,9 @@ async def rig(
 
         killable = await enter(AsyncExitStack())
         workers: list[Any] = []
-        for kind, id_, count in (("prefill", router.prefill, pages), ("decode", router.decode, decode_pages or pages)):
+        made = [("prefill", router.prefill, pages), ("decode", router.decode, decode_pages or pages)]
+        made += [("decode", f"{router.decode}{number}", decode_pages or pages) for number in range(2, decodes + 1)]
+        for kind, id_, count in made:
             inner = killable if kind == "prefill" else stack
             bus = await inner.enter_async_context(new_bus())
             fleet = await inner.enter_async_context(Fleet(bus))
@@ -171,17 +177,22 @@ async def rig(
                 swap = inner.enter_context(SwapFile(None, swap_pages * pool.format.page_bytes, pool.format.page_bytes))
                 worker = DecodeWorker(*common, ring, swap)
             workers.append(await inner.enter_async_context(worker))
-            card = _card(kind, id_, bus, name, 0)
-            presence = Presence(bus, lambda seq, card=card: replace(card, seq=seq))
+            card = replace(
+                _card(kind, id_, bus, name, 0),
+                roots=versions.roots,
+                page_format=str(pool.format),
+                compute_class=versions.compute_class,
+            )
+            presence = Presence(bus, lambda seq, card=card, worker=worker: replace(card, seq=seq, load=worker.load()))
             present.append(await inner.enter_async_context(presence))
         for presence in present:
             await presence.announce()
-        everyone = {router.id, router.prefill, router.decode}
+        everyone = {router.id, *(id_ for _, id_, _ in made)}
         for worker in workers:
             await worker.fleet.wait_for(
                 lambda fleet: all(fleet.state(id_) == "live" for id_ in everyone), Deadline.after(10)
             )
-        yield Rig(router, workers[0], workers[1], source, new_bus, stack, killable.aclose)
+        yield Rig(router, workers[0], workers[1], source, new_bus, stack, killable.aclose, workers[2:])
 
 
 async def _all_loaded(versions: Versions, source: LocalSource) -> None:

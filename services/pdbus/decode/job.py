@@ -41,7 +41,8 @@ class DecodeJob(Job):
         self._granted_s = 0.0
         self._complete = asyncio.Event()
         self._receiver: asyncio.Task[None] | None = None
-        self._sequence: Sequence | None = None
+        self.sequence: Sequence | None = None
+        """From when it joins the running ones."""
 
     @property
     def peer(self) -> str | None:
@@ -79,7 +80,10 @@ class DecodeJob(Job):
     def hear(self, event: Event) -> None:
         if isinstance(event, Produced):
             self._worker.jobs.send(self, self.item(event.ids, event.logprobs, event.finish))
+            self._worker.wrote(event)
         elif isinstance(event, Ended):
+            if last := self.moved(event):
+                self._worker.jobs.send(self, last)
             self.hear_end(event)
 
     async def _receive(self, lease: PageLease) -> None:
@@ -129,7 +133,7 @@ class DecodeJob(Job):
         )
         self.next_index = len(ticket.delivered) + len(final.first.ids)
         self._worker.leases.remove(lease)
-        self._sequence = sequence
+        self.sequence = sequence
         self._worker.core.submit(sequence)
         with decoding(sequence, self._worker.jobs.metrics):
             await asyncio.shield(self.ended)
@@ -148,8 +152,8 @@ class DecodeJob(Job):
             self._worker.leases.remove(self.lease)
         await cancelled(self._receiver)
         try:
-            if self._sequence:
-                await self._worker.core.discard(self._sequence)
+            if self.sequence:
+                await self._worker.core.discard(self.sequence)
             elif self.lease:
                 await self._worker.core.call(self.lease.hold.release)
         finally:

@@ -27,7 +27,7 @@ class LocalJob(Job):
         super().__init__(ticket, deadline)
         self._worker, self._pin = worker, pin
         self._prompt = Prompt(worker.core, worker.l2, ticket, pin.version, deadline, handoff=False)
-        self._sequence = self._prompt.sequence
+        self.sequence = self._prompt.sequence
         self.next_index = len(ticket.delivered)
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """The first new token is there."""
@@ -37,13 +37,19 @@ class LocalJob(Job):
         return None
 
     @property
+    def unread(self) -> bool:
+        """Nothing of its prompt is computed here yet."""
+        return not self._first.done() and not self.sequence.admitted
+
+    @property
     def backlog_tokens(self) -> int:
-        return 0 if self._first.done() or self.ended.done() else self._sequence.remaining
+        return 0 if self._first.done() or self.ended.done() else self.sequence.remaining
 
     def hear(self, event: Event) -> None:
         match event:
             case Started():
                 self._prompt.started(event)
+                self._worker.guests.release(self.session)
             case Produced():
                 item = self.item(event.ids, event.logprobs, event.finish)
                 if not self._first.done():
@@ -52,7 +58,10 @@ class LocalJob(Job):
                     item = replace(item, cached_tokens=cached, prompt_logprobs=logprobs)
                     self._worker.jobs.metrics.first_token((time.time_ns() - self.accepted_ns) / 1e9)
                 self._worker.jobs.send(self, item)
+                self._worker.wrote(event)
             case Ended():
+                if last := self.moved(event):
+                    self._worker.jobs.send(self, last)
                 self.hear_end(event)
 
     async def run(self) -> None:
@@ -65,7 +74,7 @@ class LocalJob(Job):
                 self._prompt.read()
                 if not self._prompt.resumed:
                     self._worker.threshold.local(self._prompt.computed, self._prompt.taken_s)
-            with decoding(self._sequence, self._worker.jobs.metrics):
+            with decoding(self.sequence, self._worker.jobs.metrics):
                 await asyncio.shield(self.ended)
         finally:
             await to_the_end(self._free())
@@ -73,6 +82,6 @@ class LocalJob(Job):
     async def _free(self) -> None:
         self.closed = True
         try:
-            await self._worker.core.discard(self._sequence)
+            await self._worker.core.discard(self.sequence)
         finally:
             self._pin.release()

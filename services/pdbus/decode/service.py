@@ -17,9 +17,13 @@ from pdbus.peers.cache import CacheRing
 class DecodeService(EngineService[DecodeSettings]):
     name: ClassVar[str] = DecodeWorker.service
 
+    @property
+    def moved(self) -> int:
+        return self.worker.mover.moved if isinstance(self.worker, DecodeWorker) else 0
+
     async def make_worker(self, pool: PagePool, limits: Limits, stack: contextlib.AsyncExitStack) -> DecodeWorker:
         settings = self.settings
         ring = await stack.enter_async_context(CacheRing(self.bus, self.fleet, replicas=1))
         swap = stack.enter_context(SwapFile(settings.data, settings.swap_bytes, pool.format.page_bytes))
         common = (self.bus, settings.id, settings.model, self.versions, self.fleet, pool, limits)
-        return DecodeWorker(*common, ring, swap, colocated=settings.colocated)
+        return DecodeWorker(*common, ring, swap, colocated=settings.colocated, snapshot_tokens=settings.snapshot_tokens)

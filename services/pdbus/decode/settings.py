@@ -20,7 +20,13 @@ class DecodeSettings(EngineSettings):
     swap_bytes: int = 1 << 30
     """Of that file; 0: an answer that finds no page to grow is started again elsewhere."""
 
+    snapshot_tokens: int = 100
+    """After so many tokens of an answer, and each time as many more, its KV goes to the cache nodes, so that another
+    worker can go on from there should this one die; 0: never."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.swap_bytes < 0:
             raise SettingsError("PDBUS_SWAP_BYTES must be 0 or above")
+        if self.snapshot_tokens < 0:
+            raise SettingsError("PDBUS_SNAPSHOT_TOKENS must be 0 or above")

@@ -11,12 +11,15 @@ from pdbus.bus.bus import Bus
 from pdbus.bus.presence import Fleet
 from pdbus.bus.serving import Registration
 from pdbus.context import Deadline, RequestContext
+from pdbus.decode.guests import Guests
 from pdbus.decode.job import DecodeJob
 from pdbus.decode.leases import LEASE_S, Leases, PageLease
 from pdbus.decode.local import LocalJob
+from pdbus.decode.moving import Mover
 from pdbus.decode.threshold import Threshold
 from pdbus.engine.prefix_tier import PrefixTier
 from pdbus.engine.scheduler import Limits
+from pdbus.engine.sequence import Produced
 from pdbus.engine.tickets import check_addressed, check_attempt, check_ticket
 from pdbus.engine.version import Pin
 from pdbus.engine.versions import Versions
@@ -30,7 +33,7 @@ from pdbus.messages.decode import DecodeRun, Lease, Reserve
 from pdbus.messages.presence import Load
 from pdbus.messages.workers import Accepted, Resend, ResendReply
 from pdbus.peers.cache import CacheRing
-from pdbus.subjects import ANY, DECODE_RESEND, DECODE_RESERVE, DECODE_RUN, KV, To
+from pdbus.subjects import ANY, DECODE_ADOPT, DECODE_PAGES, DECODE_RESEND, DECODE_RESERVE, DECODE_RUN, KV, To
 
 MOST_JOBS = 128
 MOST_LEASES = 24
@@ -53,16 +56,23 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
         swap: SwapFile | None = None,
         *,
         colocated: bool = False,
+        snapshot_tokens: int = 0,
     ) -> None:
-        """`colocated`: it asks for all prompts, not only for those that it reads sooner than others."""
+        """`colocated`: it asks for all prompts, not only for those that it reads sooner than others.
+        `snapshot_tokens`: after so many of an answer, each time, its pages go to the cache nodes; 0: never."""
         super().__init__(bus, id, model, versions, fleet, pool, limits, MOST_JOBS, swap)
         self.l2 = PrefixTier(ring, fleet, self.core)
         self._swap = swap
         self.leases = Leases(MOST_LEASES)
         self.threshold = Threshold(limits.page_tokens, limits.chunk_tokens, colocated=colocated)
+        self.snapshot_tokens = snapshot_tokens
+        self.guests = Guests(self)
+        self.mover = Mover(self)
 
     async def prepare(self, stack: contextlib.AsyncExitStack) -> None:
         await stack.enter_async_context(self.l2)
+        stack.callback(self.guests.close)
+        await stack.enter_async_context(await self.bus.serve(DECODE_PAGES(worker=self.id), self.mover.send_pages))
 
     @property
     def local_tokens(self) -> int:
@@ -77,10 +87,20 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
         return [
             await self.bus.serve(DECODE_RESERVE(worker=self.id), self.reserve),
             await self.bus.serve(DECODE_RUN(worker=self.id), self.take_run),
+            await self.bus.serve(DECODE_ADOPT(worker=self.id), self.guests.adopt),
         ]
 
+    def wrote(self, event: Produced) -> None:
+        """Makes a snapshot of the answer, where it is time for one."""
+        if self.snapshot_tokens and (event.index + 1) % self.snapshot_tokens == 0 and event.finish is None:
+            self.l2.snapshot(event.sequence)
+
     def load(self) -> Load:
-        return replace(super().load(), leases=len(self.leases))
+        return replace(super().load(), leases=len(self.leases) + len(self.guests))
+
+    async def drain(self) -> None:
+        """What has no token yet starts again elsewhere, answers move, and what can do neither is finished."""
+        await self.mover.empty()
 
     def held(self) -> dict[str, int]:
         swapped = self._swap.used_slots if self._swap else 0
@@ -90,6 +110,8 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
         return super().kept() | {"pages_to_write": self.l2.to_write}
 
     def tick(self, now_s: float) -> None:
+        self.guests.expire(now_s)
+        self.mover.rebalance(now_s)
         for lease in self.leases.expired(now_s):
             if job := self.jobs.get(lease.key):
                 job.stop(Unavailable(f"no KV came from {lease.reserve.prefill_worker} for {LEASE_S:.0f} s"))

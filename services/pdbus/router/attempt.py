@@ -25,9 +25,20 @@ Q = TypeVar("Q")
 
 ACCEPT_S = 5.0
 """A worker says at once that it has taken a ticket, however long its queue is."""
+QUIET_S = 0.3
+"""So long without a token, and the worker is asked for it: if it is dead, the bus says at once that nobody is there.
+One that is at work is asked ever more rarely."""
 SILENCE_S = 2.0
 _RESEND_S = 1.0
 _MOST_UNANSWERED = 2
+
+
+class Moved(Unavailable):
+    """The attempt has ended so that the next one goes on at `to`, which has its pages. Nothing has failed."""
+
+    def __init__(self, to: str) -> None:
+        super().__init__(f"the answer moves to {to}")
+        self.to = to
 
 
 class Attempt:
@@ -55,6 +66,7 @@ class Attempt:
         loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = loop.create_future()
         self._heard = self._asked = loop.time()
+        self._quiet_s = QUIET_S
         self._asking = False
 
     async def run(self, hub: TokenHub) -> None:
@@ -69,6 +81,9 @@ class Attempt:
                 self._own(self._start(decode, DECODE_RUN(worker=decode), DecodeRun(self.ticket, prefill)))
                 await self._over
                 reason = "finished" if self.ended_by_worker else "stopped"
+        except Moved:
+            reason = "finished"  # its worker has ended it itself, and holds nothing of it
+            raise
         except PdbusError:
             reason = "peer_failed"
             raise
@@ -87,6 +102,7 @@ class Attempt:
             self._hub.metrics.dropped("root")
         elif not self._over.done():
             self._heard = asyncio.get_running_loop().time()
+            self._quiet_s = QUIET_S
             self._unanswered = 0
             self._take(item, worker)
 
@@ -95,12 +111,15 @@ class Attempt:
             self._ask_again()
 
     def look(self, now_s: float) -> None:
+        if now_s - max(self._heard, self._asked) >= self._quiet_s:
+            self._ask_again()
+
+    def look_at_workers(self) -> None:
+        """The fleet has changed: whether those are still there that the attempt needs."""
         for worker in self._needed:
             if self._hub.workers.gone(worker, self._incarnations.get(worker)):
                 self._fail(Unavailable(f"worker {worker} is gone"), worker)
                 return
-        if now_s - max(self._heard, self._asked) >= SILENCE_S:
-            self._ask_again()
 
     def _take(self, item: TokenItem, worker: str) -> None:
         if item.finish in ("error", "cancelled"):
@@ -120,6 +139,9 @@ class Attempt:
             self._needed &= {self.pair.decode}  # the other's part is done: decode goes on alone
 
     def _use(self, item: TokenItem) -> None:
+        if item.finish == "moved":
+            self._over.set_exception(Moved(item.moved_to or ""))
+            return
         self._booking.prompt_read()
         if recorder := self._bus.recorder:
             session, count = self.ticket.session, len(item.ids)
@@ -157,11 +179,13 @@ class Attempt:
                 if self._order.next_index == missing:
                     if state != "running":
                         self._fail(Unavailable(f"worker {worker} no longer holds the request"), worker)
+                    self._quiet_s = min(2 * self._quiet_s, SILENCE_S)
                     return
                 if first:
                     return  # the rest is the decode worker's
         except DeadlineExceeded:
             self._unanswered += 1
+            self._quiet_s = SILENCE_S
             if self._unanswered >= _MOST_UNANSWERED:
                 self._fail(Unavailable(f"worker {worker} does not answer"), worker)
         except PdbusError as error:

@@ -21,6 +21,8 @@ _FIRST_REPEAT_S = 0.1
 _LONGEST_S = 5.0
 _MOST_OPEN = 4096
 """Beyond it, cancels are sent once."""
+_STRAY_S = 1.0
+_MOST_STRAYS = 1024
 
 
 @dataclass(slots=True)
@@ -42,6 +44,8 @@ class Cancels:
         self._tasks: set[asyncio.Task[None]] = set()
         self._once: list[Cancel] = []
         """To be sent at the loop's next turn, and never again."""
+        self._strays: dict[tuple[str, int, str], float] = {}
+        """Until when a worker is not told again that nobody wants its tokens of a session."""
 
     @property
     def open(self) -> int:
@@ -61,6 +65,19 @@ class Cancels:
             waiting.attempts[holder] = max(ticket.attempt, waiting.attempts.get(holder, 0))
         self._own(self._repeat(message, waiting))
 
+    def stray(self, item: TokenItem, worker: str) -> None:
+        """A worker still writes for an attempt that is over: it has heard no cancel, being stopped or cut off then."""
+        key = (item.request_id, item.choice, worker)
+        known = self._open.get((item.request_id, item.choice))
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._strays.get(key, 0.0) or (known and worker in known.attempts):
+            return
+        if len(self._strays) >= _MOST_STRAYS:
+            self._strays.clear()
+        self._strays[key] = now_s + _STRAY_S
+        message = Cancel(item.request_id, item.attempt, self._router, (worker,), item.choice, "superseded")
+        self._own(self._bus.publish(CANCEL(), message))
+
     def answered(self, item: TokenItem, worker: str) -> None:
         """A holder has freed what it held of that attempt."""
         waiting = self._open.get((item.request_id, item.choice))
@@ -78,7 +95,8 @@ class Cancels:
     async def _repeat(self, message: Cancel, waiting: _Open) -> None:
         loop = asyncio.get_running_loop()
         wait_s, end = _FIRST_REPEAT_S, loop.time() + _LONGEST_S
-        while self._unanswered(message, waiting) and loop.time() < end:
+        # At least once, also where all are gone: one that is only stopped hears it when it goes on.
+        while loop.time() < end:
             await self._bus.publish(CANCEL(), message)
             again = loop.time() + wait_s
             while self._unanswered(message, waiting) and loop.time() < again:
@@ -86,6 +104,8 @@ class Cancels:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(again):
                         await waiting.changed.wait()
+            if not self._unanswered(message, waiting):
+                break
             wait_s *= 2
         for holder in message.holders:
             if waiting.attempts.get(holder, message.attempt + 1) <= message.attempt:

@@ -30,7 +30,7 @@ from pdbus.errors import (
 )
 from pdbus.kv.format import PAGE_TOKENS
 from pdbus.messages.common import Ticket
-from pdbus.router.attempt import Attempt
+from pdbus.router.attempt import Attempt, Moved
 from pdbus.router.output import ChoiceOutput
 from pdbus.router.placement import Kind, Pair, Wanted
 from pdbus.router.prefixes import PrefixKeys
@@ -70,14 +70,19 @@ class Generation:
         retries = internal = 0
         self.hub.retries.asked()
         failed: dict[str, PdbusError] = {}  # of late, by worker
+        moved: Moved | None = None
         while True:
-            pair = await self._pair(failed)
+            pair = (self._moved_pair(moved.to) if moved else None) or await self._pair(failed)
+            moved = None
             ticket = self._next_ticket()
             attempt = Attempt(ticket, pair, self.output, self.bus, self.ctx)
             try:
                 await self._try(attempt)
                 return
             except PdbusError as error:
+                if isinstance(error, Moved) and len(self.output.ids) > len(ticket.delivered):
+                    moved = error  # no failure, and no other way to go round in circles than by making progress
+                    continue
                 internal += type(error) is PdbusError
                 if (isinstance(error, _FINAL) and not isinstance(error, RootGone)) or internal >= _MOST_INTERNAL:
                     raise
@@ -107,6 +112,9 @@ class Generation:
             try:
                 await attempt.run(self.hub)
                 outcome = "finished"
+            except Moved:
+                outcome = "moved"
+                raise
             except PdbusError as error:
                 outcome = error.code
                 span.set_status(Status(StatusCode.ERROR, error.message))
@@ -122,6 +130,12 @@ class Generation:
         prompt_logprobs = None if self.output.prompt_known else self.ticket.prompt_logprobs
         delivered = tuple(self.output.ids)
         return replace(self.ticket, attempt=self.attempts, delivered=delivered, prompt_logprobs=prompt_logprobs)
+
+    def _moved_pair(self, decode: str) -> Pair | None:
+        """That worker alone, if it can go on with the answer."""
+        tokens = len(self.ticket.prompt) + len(self.output.ids)
+        pair = self.hub.workers.alone(decode, self.ticket.root, tokens)
+        return pair if pair and pair.compute_class == self.prefer_class else None
 
     async def _pair(self, failed: Mapping[str, PdbusError]) -> Pair:
         workers, root = self.hub.workers, self.ticket.root

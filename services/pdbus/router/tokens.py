@@ -1,13 +1,14 @@
 """Token frames from workers, handed to the attempts that they belong to.
 
-A frame that is missing is noticed by the worker's frame number at once, or by an item's index; and silence, dead
-workers and passed deadlines by a look at every attempt four times a second.
+A frame that is missing is noticed by the worker's frame number at once, or by an item's index; silence by a look at
+every attempt ten times a second; and dead workers by that, or as soon as the fleet's table says so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Iterator
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 0.25
+_LOOK_EVERY_S = 0.1
+_CHECK_EVERY = 10
+"""Looks, after which workers are checked though nobody has told of a change."""
 _RETRIES_PER_S = 20.0
 _RETRIES_AT_ONCE = 512.0
 """A worker that dies leaves as many answers to be taken over as it had running and waiting: that is no storm."""
@@ -46,6 +49,8 @@ class TokenHub:
         self._router = router
         self._attempts: dict[tuple[str, int], Attempt] = {}
         self._frames: dict[str, tuple[str, int]] = {}  # worker -> (incarnation, number of its last frame)
+        self._fleet_changed = asyncio.Event()
+        workers.fleet.on_change(self._fleet_changed.set)
 
     async def __aenter__(self) -> Self:
         self._registration = await self._bus.subscribe(TOKENS(router=self._router), self.on_frame)
@@ -83,6 +88,8 @@ class TokenHub:
             attempt.deliver(item, worker)
         elif item.finish != "cancelled":
             self.metrics.dropped("no_request")
+        if item.finish is None and (attempt is None or item.attempt < attempt.ticket.attempt):
+            self.cancels.stray(item, worker)
 
     def _note_number(self, frame: TokenFrame) -> None:
         incarnation, last = self._frames.get(frame.worker, ("", -1))
@@ -95,10 +102,14 @@ class TokenHub:
 
     async def _look(self) -> None:
         loop = asyncio.get_running_loop()
-        while True:
+        for turn in itertools.count():
             await asyncio.sleep(_LOOK_EVERY_S)
+            changed = self._fleet_changed.is_set() or turn % _CHECK_EVERY == 0
+            self._fleet_changed.clear()
             for attempt in tuple(self._attempts.values()):
                 try:
+                    if changed:
+                        attempt.look_at_workers()
                     attempt.look(loop.time())
                 except Exception:
                     log.exception("looking after %s failed", attempt.ticket.session)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pdbus.bus.presence import Fleet
+from pdbus.kv.format import PAGE_TOKENS
 from pdbus.messages.common import Digest
 from pdbus.messages.presence import Card
 from pdbus.router.loads import Loads
@@ -51,6 +52,14 @@ class Workers:
         """Workers that hold `root` and understand each other, or None."""
         prefills, decodes = (self._usable(service, root) or self._able(service) for service in ("prefill", "decode"))
         return choose_pair(wanted, prefills, decodes, self._loads, self._matching, self._rng)
+
+    def alone(self, decode: str, root: Digest, tokens: int) -> Pair | None:
+        """That decode worker for an answer that has moved to it: all but the last page of its tokens is there."""
+        card = next((card for card in self._usable("decode", root) if card.id == decode), None)
+        if card is None:
+            return None
+        there = (tokens - 1) // PAGE_TOKENS * PAGE_TOKENS
+        return Pair(None, decode, card.compute_class, there, tokens - there)
 
     def kind(self, root: Digest) -> Kind | None:
         """What requests of this root are computed by just now; None if nobody serves it."""

@@ -92,6 +92,11 @@ def parser() -> argparse.ArgumentParser:
     status.add_argument("--holdings", action="store_true", help="what each process holds for work in hand, and keeps")
     _data(status)
 
+    drain = commands.add_parser("drain", help="take a process out of service: what it is doing moves or is finished")
+    drain.set_defaults(command=_drain)
+    drain.add_argument("id", help="as `pdbus status` has it, such as decode-1")
+    _data(drain)
+
     for command in add_weights(commands, _target):
         _data(command)
 
@@ -187,6 +192,14 @@ def _status(given: argparse.Namespace, settings: StackSettings) -> int:
     from pdbus.stack.status import status, status_holdings
 
     return (status_holdings if given.holdings else status)(_target(given, settings), json_wanted=given.json)
+
+
+def _drain(given: argparse.Namespace, settings: StackSettings) -> int:
+    from rich.console import Console
+
+    from pdbus.stack.drain import drain
+
+    return drain(_target(given, settings), given.id, Console(highlight=False))
 
 
 def _health(given: argparse.Namespace, settings: StackSettings) -> int:

@@ -7,10 +7,11 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 
 from pdbus.context import Deadline
 from pdbus.engine.sequence import Ended, Event, Key
-from pdbus.errors import PdbusError, WireError
+from pdbus.errors import Cancelled, PdbusError, WireError
 from pdbus.messages.common import Ticket, session_of
 from pdbus.messages.decode import Reserve
 from pdbus.messages.router import Finish, TokenItem, TokenLogprob
@@ -40,6 +41,8 @@ class Job(ABC):
         self._begun = False
         self.closed = False
         """It is giving back what it held, and takes nothing more."""
+        self.moving_to: str | None = None
+        """The worker at which the answer goes on, should the engine let go of it now."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """The engine has let go of its sequence, or said why it failed."""
 
@@ -68,10 +71,16 @@ class Job(ABC):
     def hear(self, event: Event) -> None:
         """What the engine tells of this job's sequence; in the event loop, quick."""
 
+    def moved(self, event: Ended) -> TokenItem | None:
+        """The attempt's last item, where the engine has let go of the sequence because it moves."""
+        if self.moving_to is None or self.stopping or self.finished or not isinstance(event.error, Cancelled):
+            return None
+        return replace(self.item(finish="moved"), moved_to=self.moving_to)
+
     def hear_end(self, event: Ended) -> None:
         if self.ended.done():
             return
-        if event.error is None:
+        if event.error is None or self.finished:
             self.ended.set_result(None)
         else:
             self.ended.set_exception(event.error)

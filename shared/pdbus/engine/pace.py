@@ -27,6 +27,11 @@ class Pace:
         self._token_s: float | None = None
         """Of a prompt token, beyond that."""
 
+    @property
+    def answers_s(self) -> float:
+        """What a step of answers alone takes; 0 before the first."""
+        return self._answers_s
+
     def prompt_tokens(self, answers: int) -> int:
         """The most for the next step, in which so many answers go on."""
         if not answers:

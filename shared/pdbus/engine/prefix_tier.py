@@ -109,6 +109,13 @@ class PrefixTier:
         self._write_back.put(sequence.keys[:pages], ticket.root, ctx, hot=True)
         self._write_back.put(sequence.keys[pages:full], ticket.root, ctx, hot=False)
 
+    def snapshot(self, sequence: Sequence) -> None:
+        """Writes the full pages of an answer that goes on, soon: who continues it elsewhere will find them."""
+        ticket = sequence.ticket
+        if self._fleet.live("cache"):
+            ctx = RequestContext(sequence.deadline, ticket.request_id, ticket.tenant)
+            self._write_back.snapshot(sequence.keys[: sequence.published], ticket.root, ctx)
+
     async def _read(self, sequence: Sequence, first: int, keys: Many[PageKey], begin: Begin) -> int:
         """Reads into the sequence's pages from its page `first` on; returns how many came whole without a gap."""
         ticket = sequence.ticket

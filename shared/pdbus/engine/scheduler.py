@@ -78,6 +78,11 @@ class Scheduler:
         """Keys of pages that running sequences are about to compute. A hint: a miss costs computing a page twice."""
 
     @property
+    def step_s(self) -> float:
+        """What one token of each running answer takes lately; 0 where that isn't known."""
+        return self._pace.answers_s
+
+    @property
     def preempted(self) -> list[Sequence]:
         return self._preemption.sequences
 

@@ -116,6 +116,7 @@ class EngineService(Service[S], Generic[S]):
             page_format=str(page_format) if page_format else "",
             local_tokens=self.worker.local_tokens if self.worker else 0,
             detail=self.versions.detail,
+            step_ms=self.worker.core.step_s * 1e3 if self.worker else 0.0,
             progress=self.worker.core.progress if self.worker else 0,
             log_seq=self._history.seq,
         )

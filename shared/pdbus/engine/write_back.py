@@ -1,4 +1,7 @@
-"""Writes pages of the pool to the cache nodes, behind the requests: each once, bounded, and hot ones first."""
+"""Writes pages of the pool to the cache nodes, behind the requests: each once, bounded, and hot ones first.
+
+Those of a snapshot can't wait for a calm moment, since what they are for is a worker that dies while it is busy; they
+take a small part of the time, whatever the engine does."""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _EXPORTED = 4
 """Hot pages copied out of the pool at a time. Only for the copying are they held."""
 _CALM_S = 0.05
 """So long after it has computed something the engine is not taken for idle: the next prompt is often on its way."""
-_HOT_REST, _COLD_REST = 1.0, 3.0
+_HOT_REST, _COLD_REST, _SNAPSHOT_REST = 1.0, 3.0, 4.0
 """Times what a write took: others of this machine have something to do, also while this engine has nothing."""
 
 
@@ -44,7 +47,8 @@ class WriteBack:
     def __init__(self, ring: CacheRing, core: Core) -> None:
         self._ring, self._core = ring, core
         self._hot: deque[_Page] = deque()
-        self._cold: deque[_Page] = deque()
+        self._snapshots: deque[_Page] = deque()
+        self._cold: OrderedDict[Digest, _Page] = OrderedDict()
         self._known: OrderedDict[Digest, None] = OrderedDict()
         """Keys that wait, or were read or written lately: they are not written again."""
         self._news = asyncio.Event()
@@ -65,12 +69,29 @@ class WriteBack:
 
     def put(self, keys: Iterable[PageKey], root: Digest, ctx: RequestContext, *, hot: bool) -> None:
         """Pages that are published in the pool. `hot`: worth a part of the time in which something is computed."""
-        queue = self._hot if hot else self._cold
         for key in keys:
-            if key.digest not in self._known and len(queue) < _MOST_WAITING:
+            if key.digest not in self._known and len(self._hot if hot else self._cold) < _MOST_WAITING:
                 self.remember([key])
-                queue.append(_Page(key, root, ctx))
-        if queue:
+                page = _Page(key, root, ctx)
+                if hot:
+                    self._hot.append(page)
+                else:
+                    self._cold[key.digest] = page
+        self._look()
+
+    def snapshot(self, keys: Iterable[PageKey], root: Digest, ctx: RequestContext) -> None:
+        """Likewise, to be written soon: also those that wait for a calm moment already."""
+        for key in keys:
+            if len(self._snapshots) >= _MOST_WAITING:
+                break
+            waiting = self._cold.pop(key.digest, None)
+            if waiting or key.digest not in self._known:
+                self.remember([key])
+                self._snapshots.append(waiting or _Page(key, root, ctx))
+        self._look()
+
+    def _look(self) -> None:
+        if self._hot or self._snapshots or self._cold:
             self._news.set()
 
     def remember(self, keys: Iterable[PageKey]) -> None:
@@ -91,11 +112,13 @@ class WriteBack:
             await self._news.wait()
             self._news.clear()
             calm = False
-            while self._hot or self._cold:
+            while self._hot or self._snapshots or self._cold:
                 if self._hot:
                     await self._write([self._hot.popleft() for _ in range(min(_EXPORTED, len(self._hot)))], _HOT_REST)
+                elif self._snapshots:
+                    await self._write([self._snapshots.popleft()], _SNAPSHOT_REST)
                 elif calm and not self._core.busy:
-                    await self._write([self._cold.popleft()], _COLD_REST)
+                    await self._write([self._cold.popitem(last=False)[1]], _COLD_REST)
                 else:
                     await asyncio.sleep(_CALM_S)
                     calm = not self._core.busy

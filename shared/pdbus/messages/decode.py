@@ -66,3 +66,54 @@ class KvFinal:
     """CRC-32 of all their bodies in order."""
     first: TokenItem
     """The token that prefill sampled; the router has it from prefill already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """From one decode worker to another: an answer that is being written there is about to move here.
+
+    The receiver fetches from `source` what it lacks of these tokens' pages (PagesWanted), and keeps all of them, and
+    the root, for `lease_ms` from now on. Asked again as the answer grows. Refused: `overloaded` (no pages),
+    `root_gone`, `conflict` (the two differ in page format or compute class)."""
+
+    source: str
+    request_id: str
+    choice: int
+    attempt: int
+    """Under which it runs at the source; here it will go on under the next one."""
+    tenant: str
+    root: Digest
+    salt: bytes
+    tokens: tuple[int, ...]
+    """Of whole pages: the prompt, and what of the answer is computed by now."""
+    page_format: str
+    compute_class: str
+
+    @property
+    def session(self) -> str:
+        return session_of(self.request_id, self.choice)
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    pages: int
+    """Of those asked for, how many had to be fetched."""
+    lease_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PagesWanted:
+    """Back to the source of a move: send the pages of that answer from `first` up to `end`, as CacheHead items."""
+
+    session: str
+    attempt: int
+    first: int
+    end: int
+    receiver: str
+    """Bulk address."""
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class PagesFound:
+    """They are on their way. Refused: `not_found`, where the answer has ended or a page is gone."""

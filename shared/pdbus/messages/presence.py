@@ -63,3 +63,5 @@ class Card:
     """A prefill worker of an encoder: no decode worker is needed to serve its roots."""
     log_seq: int = 0
     """Of workers: the last entry of the change log that they know."""
+    step_ms: float = 0.0
+    """Of decode workers: what one token of each running answer takes lately; 0 where it isn't known yet."""

@@ -57,7 +57,8 @@ class TokenLogprob:
     """(token id, log-probability), best first."""
 
 
-Finish = Literal["stop", "length", "cancelled", "error"]
+Finish = Literal["stop", "length", "cancelled", "error", "moved"]
+"""moved: this attempt ends here, so that the next one goes on at `TokenItem.moved_to`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,8 @@ class TokenItem:
     """On the first item: how many of the prompt's tokens came from a cache."""
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     """On the first item, where asked for: one for each prompt token after the first."""
+    moved_to: str | None = None
+    """With finish "moved": the decode worker that has the answer's pages by now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,24 @@ class ResendReply:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """Asks one process to hand its work over and to end, as SIGTERM does; asked again it only tells how far it is.
+    Refused: `conflict`, where another incarnation is meant."""
+
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    running: int
+    """What it still has to finish or to hand over."""
+    waiting: int
+    pages_used: int
+    moved: int
+    """Answers that have moved to another worker since it was asked."""
+
+
+@dataclass(frozen=True, slots=True)
 class Invalidated:
     """The invalidator's log: what is being deleted, or may be filled again."""
 

@@ -24,9 +24,10 @@ from dataclasses import replace
 
 from pdbus.bus.bus import connect
 from pdbus.bus.presence import Presence
-from pdbus.context import Deadline
-from pdbus.errors import PdbusError
+from pdbus.context import Deadline, RequestContext
+from pdbus.errors import Conflict, PdbusError
 from pdbus.messages.presence import Card, State
+from pdbus.messages.workers import Drain, Draining
 from pdbus.nats_access import shown
 from pdbus.recording import recording
 from pdbus.runtime import logs
@@ -38,6 +39,7 @@ from pdbus.runtime.service import S, Service
 from pdbus.runtime.slots import slot
 from pdbus.runtime.stop import Stop
 from pdbus.settings import SettingsError, load
+from pdbus.subjects import DRAIN
 from pdbus.telemetry import Telemetry, event_loop_lag, telemetry
 
 log = logging.getLogger(__name__)
@@ -116,15 +118,16 @@ async def _live(service: Service[S], exporting: Telemetry, stop: Stop) -> int:
         ):
             stop.starting = False
             await bus.register_micro(service.name, service.settings.id, {"model": service.settings.model})
-            state.name = "ready"
-            await presence.announce()
-            log.info("ready")
-            with rare_collections():
-                await first(stop.requested.wait(), service.failed.wait())
-            state.name = "draining"
-            await presence.announce()
-            await _wind_down(service, stop)
-            log.info("closing")
+            async with await bus.serve(DRAIN(service=service.name, id=service.settings.id), _Drain(service, stop)):
+                state.name = "ready"
+                await presence.announce()
+                log.info("ready")
+                with rare_collections():
+                    await first(stop.requested.wait(), service.failed.wait())
+                state.name = "draining"
+                await presence.announce()
+                await _wind_down(service, stop)
+                log.info("closing")
     finally:
         await exporting.flush()
     return 1 if service.failure else 0
@@ -153,6 +156,21 @@ class _State:
             )
         )
         return replace(card, state="draining") if self.name == "draining" else card
+
+
+class _Drain:
+    """The handler of the DRAIN subject."""
+
+    def __init__(self, service: Service[S], stop: Stop) -> None:
+        self._service, self._stop = service, stop
+
+    async def __call__(self, message: Drain, ctx: RequestContext) -> Draining:
+        if message.incarnation != self._service.bus.incarnation:
+            raise Conflict("another incarnation of this process was asked")
+        if not self._stop.requested.is_set():
+            self._stop.request("asked to drain")
+        load = self._service.load()
+        return Draining(load.running, load.waiting, load.pages_used, self._service.moved)
 
 
 async def _wind_down(service: Service[S], stop: Stop) -> None:

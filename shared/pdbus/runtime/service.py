@@ -51,6 +51,11 @@ class Service(ABC, Generic[S]):
         """What the process holds right now; quick."""
         return Load()
 
+    @property
+    def moved(self) -> int:
+        """Requests under way that were handed over to another process since the start."""
+        return 0
+
     def card(self, card: Card) -> Card:
         """Adds what only the service knows (roots, url, compute class, page format, detail, progress); quick.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -15,7 +16,10 @@ import pytest
 
 from pdbus.bus.bus import connect
 from pdbus.bus.presence import Fleet
-from pdbus.context import Deadline
+from pdbus.context import Deadline, RequestContext
+from pdbus.errors import Conflict, Unavailable
+from pdbus.messages.workers import Drain
+from pdbus.subjects import DRAIN
 
 
 @dataclass
@@ -65,6 +69,24 @@ def test_a_signal_ends_it_in_the_stated_order(toy: Callable[..., Toy], number: s
     assert running.steps("card ready") == ["card starting", "start", "card ready"]
     running.process.send_signal(number)
     assert running.rest() == ["card draining", "stop_intake", "drain", "close"]
+    assert running.process.returncode == 0
+
+
+async def test_whoever_may_ask_for_it_by_the_bus_ends_it_likewise(toy: Callable[..., Toy], nats_url: str) -> None:
+    running = toy("slow_drain", PDBUS_DRAIN_S="0.5")
+    await asyncio.to_thread(running.steps, "card ready")
+    async with connect(nats_url, name="test") as bus, Fleet(bus) as fleet:
+        await fleet.wait_for(lambda fleet: any(card.service == "toy" for card in fleet.live("toy")), Deadline.after(5))
+        (card,) = [card for card in fleet.live("toy") if card.state == "ready"]
+        to = DRAIN(service="toy", id=card.id)
+        with pytest.raises(Conflict):  # who asks again must not hit the next life of that process
+            await bus.call(to, Drain("a former life"), RequestContext.after(5))
+        for _ in range(3):  # told again it goes on; a second signal would cut it short
+            told = await bus.call(to, Drain(card.incarnation), RequestContext.after(5))
+            assert told.moved == 0
+        assert (await asyncio.to_thread(running.rest))[-2:] == ["drain", "close"]
+        with pytest.raises(Unavailable):
+            await bus.call(to, Drain(card.incarnation), RequestContext.after(5))
     assert running.process.returncode == 0
 
 

@@ -154,6 +154,31 @@ async def test_a_prefix_from_the_cache_nodes_changes_nothing_but_the_work(worker
     assert ids(items) == Runner(model).greedy(prompt, 8)
 
 
+@pytest.mark.parametrize("handed_over", [True, False])
+@pytest.mark.parametrize("later_handed_over", [True, False])
+async def test_what_another_attempt_needs_of_a_long_answer_comes_from_its_snapshot(
+    workers: Rig, model: Model, handed_over: bool, later_handed_over: bool
+) -> None:
+    """Whatever worker reads it, though the engine was never idle while it was written."""
+    router, prompt, ring = workers.router, prompt_of(40), Ring()
+    everyone = (workers.prefill, workers.decode)
+    for worker in everyone:
+        worker.l2._ring = worker.l2._write_back._ring = ring  # type: ignore[assignment]
+        worker.l2._fleet = fleet_of(1)
+    workers.decode.snapshot_tokens = 50
+    ticket = router.ticket(prompt, 150)
+    await (router.start(ticket) if handed_over else router.run_local(ticket))
+    text = ids(await router.rest(ticket))
+    await until(lambda: len(ring.entries) >= (40 + 100 - 1) // 16)
+    for worker in everyone:
+        await drop_pages(router.root, worker.versions, worker.core)
+        worker.l2.rates = Rates(worker.core.pool.format.page_bytes, 16)  # a tiny model is faster than any tier
+    later = replace(ticket, request_id=f"{ticket.request_id}-later", attempt=2, delivered=tuple(text[:120]))
+    items = await (router.answer(later) if later_handed_over else router.answer_local(later))
+    assert items[0].cached_tokens == 40, "all of the prompt, and what it tells of is the prompt"
+    assert text[:120] + ids(items) == text == Runner(model).greedy(prompt, 150)
+
+
 async def test_a_version_that_is_deleted_meanwhile_leaves_nothing(workers: Rig) -> None:
     router, decode = workers.router, workers.decode
     ticket = router.ticket(prompt_of(40), 200)

@@ -214,6 +214,23 @@ async def test_while_the_engine_computes_only_pages_in_use_by_others_are_written
         await until(lambda: ring.puts == 4)
 
 
+async def test_a_snapshot_is_written_while_the_engine_computes_also_of_pages_that_waited_already() -> None:
+    ring = Ring()
+    async with worker(ring) as (core, tier):
+        one = await holding(core, PROMPT, computed=16)
+        core.busy = True
+        core._turn = lambda: True  # type: ignore[method-assign]
+        tier.keep(one, 0)
+        tier.snapshot(one)
+        await until(lambda: ring.puts == 4)
+        assert set(ring.entries) == {key.digest for key in one.keys[:4]}
+        tier.snapshot(one)
+        tier._write_back.forget(one.keys[:1])
+        tier.snapshot(one)
+        await until(lambda: ring.puts == 5)  # nothing is written twice but what was lost
+        core._turn = lambda: False  # type: ignore[method-assign]
+
+
 async def test_a_page_that_is_reclaimed_before_it_is_written_is_left_out() -> None:
     ring = Ring()
     async with worker(ring) as (core, tier):

@@ -1,0 +1,97 @@
+"""One trial: streams run, a decode worker is killed or stopped, and each of its streams goes on elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from loadtest.client import Observation, ask
+from loadtest.stack import Stack
+from pdbus.bus.presence import Fleet
+from pdbus.context import Deadline
+from pdbus.messages.presence import Card
+
+ANSWER_S = 120.0
+_BACK_S = 120.0
+_LOOK_S = 0.01
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one trial showed."""
+
+    worker: str
+    next_token_s: tuple[float, ...] = ()
+    """Of each stream that the worker was writing: from the signal to its next token."""
+    others_s: tuple[float, ...] = ()
+    """Of the streams of other workers."""
+    failed: int = 0
+    """Streams that broke, or ended without all tokens."""
+    answers: tuple[Observation, ...] = field(default=(), repr=False)
+
+
+async def trial(
+    http: aiohttp.ClientSession,
+    stack: Stack,
+    fleet: Fleet,
+    bodies: Sequence[dict[str, Any]],
+    how: signal.Signals,
+    after_tokens: int,
+) -> Trial:
+    """Sends the signal to the decode worker with the most answers once every stream has shown `after_tokens` tokens.
+
+    Returns when all streams have ended, and the worker is back with nothing to do."""
+    start = time.perf_counter()
+    seen = [Observation(0.0) for _ in bodies]
+    asked = [
+        asyncio.create_task(ask(http, stack.url, body, 0.0, start, ANSWER_S, one))
+        for body, one in zip(bodies, seen, strict=True)
+    ]
+    while any(len(one.chunks_s) < after_tokens and not task.done() for one, task in zip(seen, asked, strict=True)):  # noqa: ASYNC110
+        await asyncio.sleep(_LOOK_S)
+    victim = max(fleet.live("decode"), key=lambda card: card.load.running)
+    pid, sent_s = stack.pids()[victim.id], time.perf_counter() - start
+    os.kill(pid, how)
+    try:
+        answers = await asyncio.gather(*asked)
+    finally:
+        if how == signal.SIGSTOP:
+            os.kill(pid, signal.SIGCONT)
+    await idle(fleet, victim if how == signal.SIGKILL else None)
+    waits = sorted((_next(answer, sent_s) for answer in answers), reverse=True)
+    wanted = [body["max_tokens"] for body in bodies]
+    failed = sum(not one.ok or one.output_tokens != most for one, most in zip(answers, wanted, strict=True))
+    hit = victim.load.running
+    return Trial(victim.id, tuple(waits[:hit]), tuple(waits[hit:]), failed, tuple(answers))
+
+
+async def idle(fleet: Fleet, dead: Card | None = None) -> None:
+    """Until no decode worker has anything to do, and the dead one is replaced."""
+
+    def holds(fleet: Fleet) -> bool:
+        cards = [card for card in fleet.live("decode") if card.state == "ready"]
+        back = dead is None or any(card.id == dead.id and card.incarnation != dead.incarnation for card in cards)
+        return back and bool(cards) and not any(_held(card) for card in cards)
+
+    await fleet.wait_for(holds, Deadline.after(_BACK_S))
+
+
+def _held(card: Card) -> int:
+    return card.load.running + card.load.waiting + card.load.leases + card.load.pages_used
+
+
+def _next(answer: Observation, sent_s: float) -> float:
+    return min((at - sent_s for at in answer.chunks_s if at > sent_s), default=0.0)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Of these, or 0 where there are none."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
