@@ -118,7 +118,7 @@ async def router(
             serve_http(
                 frontend,
                 http_embeddings(embeddings, metrics, executor),
-                pages,
+                [*pages.routes(), *(jobs.routes() if jobs is not None else ())],
                 identities,
                 settings,
             )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from pdbus.backoff import backoff_s
 from pdbus.context import Deadline
@@ -22,6 +22,8 @@ from pdbus.subjects import ToEvent
 from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
+_BACK_S = 1.0
+"""A message that could not be worked on is given back after so long."""
 Q = TypeVar("Q")
 R = TypeVar("R")
 
@@ -54,10 +56,11 @@ class Takers(Generic[Q]):
         """What is at work is given back to the queue."""
         await cancelled(*self._tasks.values())
 
-    async def stop(self) -> None:
-        """Takes nothing more; what is at work goes on."""
+    async def stop(self, *, at_work_too: bool = False) -> None:
+        """Takes nothing more; what is at work goes on, or back to the queue at once."""
         self._stopping = True
-        await cancelled(*(task for number, task in self._tasks.items() if number not in self._busy))
+        ending = [task for number, task in self._tasks.items() if at_work_too or number not in self._busy]
+        await cancelled(*ending)
 
     async def drain(self, deadline: Deadline) -> None:
         """After `stop`: until nothing is at work, or the deadline passes."""
@@ -72,10 +75,10 @@ class Takers(Generic[Q]):
                 self._busy.add(number)
                 try:
                     await self._work(message)
-                except (Unavailable, Overloaded) as error:
-                    log.warning("a message of %s goes back: %s", self._to.name, error.message)
-                except Exception:
-                    log.exception("a message of %s goes back", self._to.name)
+                except Exception as error:
+                    passing = isinstance(error, Unavailable | Overloaded)
+                    log.warning("a message of %s goes back: %s", self._to.name, error, exc_info=not passing)
+                    await asyncio.sleep(_BACK_S)
                 finally:
                     self._busy.discard(number)
 
@@ -95,18 +98,16 @@ class JobWorker:
             case "drop":
                 pass
             case "expired":
-                await self._end(spec, failure(DeadlineExceeded("there was no room for it within a day")))
+                await self._end(spec, _late())
             case "given_up":
                 reason = f"{MOST_DELIVERIES} routers ended while they worked on it"
                 await self._end(spec, failure(PdbusError(reason)))
             case "run":
-                outcome = await self._answered(spec, message.message.body)
-                if outcome is not None:
-                    await self._end(spec, outcome)
+                await self._end(spec, await self._answered(spec, message.message.body) or _late())
         await message.done()
 
     async def _answered(self, spec: JobSpec, body: bytes) -> Outcome | None:
-        """None: it was cancelled, or has a result by now."""
+        """None: it is late, or was cancelled, or has a result by now."""
         seen = Seen()
         asked = Asked(spec.tenant, spec.key_id, spec.endpoint, body, spec.id, spec.expires_s)
         with (
@@ -114,14 +115,16 @@ class JobWorker:
             self._progress.running(spec.tenant, spec.id, lambda: seen.tokens),
         ):
             await self._progress.tell(spec.tenant, spec.id, "running")
-            return await unless(self._executor.run(asked, seen), news, lambda: self._over(spec))
+            return await unless(self._executor.run(asked, seen), news, lambda: self._over(spec, seen))
 
-    async def _over(self, spec: JobSpec) -> bool:
+    async def _over(self, spec: JobSpec, seen: Seen) -> bool:
+        if seen.answer is None and self._jobs.now() >= spec.expires_s:
+            return True
         last = await self._jobs.last(spec.tenant, spec.id)
         return last is not None and last.final
 
     async def _end(self, spec: JobSpec, outcome: Outcome) -> None:
-        """Stores the result however long the log is away: the work is done, and would only be done again."""
+        """Stores the result, unless it has one, however long the log is away: else all would only be done again."""
         status: JobStatus = "completed" if outcome.status_code == 200 else "failed"
         retries = 0
         while True:
@@ -135,19 +138,23 @@ class JobWorker:
 
 
 async def unless(
-    work: Awaitable[R], news: asyncio.Event, over: Callable[[], Awaitable[bool]], look_again_s: float = LOOK_AGAIN_S
+    work: Coroutine[Any, Any, R],
+    news: asyncio.Event,
+    over: Callable[[], Awaitable[bool]],
+    look_again_s: float = LOOK_AGAIN_S,
 ) -> R | None:
     """What `work` returns; None where `over()` turns true first, asked at each news and now and then."""
-    task = asyncio.ensure_future(work)
+    task = asyncio.create_task(work)
     watch = asyncio.create_task(_until(news, over, look_again_s))
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
-        await cancelled(watch)
-        task.cancel()
-        with suppress(BaseException):
-            await asyncio.gather(task, return_exceptions=True)
+        await cancelled(watch, task)
+
+
+def _late() -> Outcome:
+    return failure(DeadlineExceeded("there was no room for it within a day"))
 
 
 async def _until(news: asyncio.Event, over: Callable[[], Awaitable[bool]], look_again_s: float) -> None:
