@@ -113,7 +113,7 @@ async def router(
         if bus.durable:
             slots = settings.max_inflight
             jobs = await stack.enter_async_context(JobService(bus, frontend, embeddings, identities, quotas, slots))
-        pages = Pages(models, lambda: why_not_ready(models, workers))
+        pages = Pages(models, lambda: why_not_ready(models, workers), jobs=jobs is not None)
         http = await stack.enter_async_context(
             serve_http(
                 frontend,

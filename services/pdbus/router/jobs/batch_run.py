@@ -1,7 +1,7 @@
 """Working on a batch: its file is read once to be checked and once to be answered, each line as a job of its own.
 
 Whoever works on it appends the results of its lines only on the entry that it read last. A second router at the same
-batch (the first one hangs, or is slow to die) finds the other's lines there, and throws away what it has of them itself.
+batch (the first one hangs, or is slow to die) finds the other's lines there, and drops what it has of them itself.
 """
 
 from __future__ import annotations
@@ -135,12 +135,12 @@ class _Run:
 
     async def _answer(self, news: asyncio.Event) -> None:
         """Until every line has its result, or the batch is to end before."""
-        came: asyncio.Queue[BatchLine | Exception | None] = asyncio.Queue()
+        came: asyncio.Queue[BatchLine | BaseException | None] = asyncio.Queue()
         tasks = [asyncio.create_task(self._feed(came)), asyncio.create_task(_look_again(news, came))]
         try:
             while self._state.status == "in_progress" and len(self._done) < self._state.total and not self._late:
                 first = await came.get()
-                if isinstance(first, Exception):
+                if isinstance(first, BaseException):
                     raise first
                 if first is None:
                     await self._refresh()
@@ -159,7 +159,7 @@ class _Run:
         finally:
             await cancelled(*tasks)
 
-    async def _feed(self, came: asyncio.Queue[BatchLine | Exception | None]) -> None:
+    async def _feed(self, came: asyncio.Queue[BatchLine | BaseException | None]) -> None:
         try:
             async with asyncio.TaskGroup() as group, aclosing(self._lines()) as read:
                 async for number, raw in read:
@@ -167,10 +167,10 @@ class _Run:
                         continue
                     await self._gate.acquire()
                     group.create_task(self._line(lines.parse(number, raw, self._state.endpoint), came))
-        except ExceptionGroup as failed:
+        except BaseExceptionGroup as failed:
             came.put_nowait(failed.exceptions[0])
 
-    async def _line(self, request: lines.Request, came: asyncio.Queue[BatchLine | Exception | None]) -> None:
+    async def _line(self, request: lines.Request, came: asyncio.Queue[BatchLine | BaseException | None]) -> None:
         state = self._state
         name = f"{state.id}-{request.number}"
         asked = Asked(state.tenant, state.key_id, state.endpoint, request.body, name, state.expires_s)
@@ -241,7 +241,7 @@ class _Run:
                 yield line
 
 
-async def _look_again(news: asyncio.Event, came: asyncio.Queue[BatchLine | Exception | None]) -> None:
+async def _look_again(news: asyncio.Event, came: asyncio.Queue[BatchLine | BaseException | None]) -> None:
     while True:
         await wait_news(news, LOOK_AGAIN_S)
         came.put_nowait(None)

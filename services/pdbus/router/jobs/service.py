@@ -43,7 +43,7 @@ class JobService:
         model = frontend.models.model
         self._bus, self._model = bus, model
         room = JobRoom(frontend.admission, slots)
-        executor = Executor(frontend, embeddings, identities, room)
+        self.executor = executor = Executor(frontend, embeddings, identities, room)
         jobs = JobLog(bus.logs, model)
         self._progress = Progress(bus)
         self.jobs = Jobs(jobs, executor, self._progress, quotas)
