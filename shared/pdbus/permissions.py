@@ -55,7 +55,9 @@ _READS_WEIGHTS = (s.WEIGHT_BLOCKS, s.WEIGHT_BLOCKS_OF)
 _CACHES = (s.CACHE_GET, s.CACHE_PUT)
 _RECEIVES = (s.TRANSFER,)
 _VERSIONS = (s.CHANGELOG, s.CHECKPOINTS)
-_ASKED = (s.INFER, s.EMBED, s.FEATURES)
+_ASKED = (s.INFER, s.EMBED, s.FEATURES, s.JOB_SUBMIT, s.JOB_STATE, s.JOB_CANCEL, s.JOB_WATCH)
+_JOB_LOGS = (s.RESULTS, s.BATCHES, s.FILES)
+_JOB_QUEUES = (s.JOBS, s.BATCH_JOBS)
 
 GRANTS: Final[Mapping[str, Grant]] = {
     "router": Grant(
@@ -64,9 +66,12 @@ GRANTS: Final[Mapping[str, Grant]] = {
             s.PREFILL_RUN, s.PREFILL_RESEND, s.PREFILL_EMBED, s.DECODE_RUN, s.DECODE_RESEND, s.KVINDEX_SNAPSHOT,
             *_READS_WEIGHTS, *_CACHES, s.CACHE_DELETE, s.FEATURE_SOURCE,
         ),
-        sends=(*_PRESENT, s.CANCEL, s.TRANSFER),
-        hears=(*_PRESENT, s.TOKENS, s.KVINDEX, *_RECEIVES),
-        follows=(*_VERSIONS,),
+        sends=(*_PRESENT, s.CANCEL, s.TRANSFER, s.JOB_PROGRESS),
+        hears=(*_PRESENT, s.TOKENS, s.KVINDEX, *_RECEIVES, s.JOB_PROGRESS),
+        follows=(*_VERSIONS, *_JOB_LOGS),
+        appends=_JOB_LOGS,
+        puts=_JOB_QUEUES,
+        takes=_JOB_QUEUES,
         answers_any=True,
     ),
     "prefill": Grant(

@@ -25,6 +25,7 @@ from pdbus.messages import (
     decode,
     features,
     invalidator,
+    jobs,
     param_server,
     prefill,
     presence,
@@ -143,6 +144,8 @@ class Work(Subject, Generic[Q]):
     message: type[Q]
     stream: str
     durable: str
+    ack_wait_s: float = 30.0
+    """Whoever says nothing for so long while it works has died: another gets the message."""
 
     def __call__(self, **tokens: str) -> ToEvent[Q]:
         return ToEvent(self, self.name(**tokens))
@@ -218,6 +221,20 @@ BRANCH = Log("pd.v1.branch.{model}.{branch}", updates.BranchEntry, stream="PD_BR
 """Staging branches: what is sealed is purged."""
 INVALIDATED = Log("pd.v1.invalidated", workers.Invalidated, stream="PD_INVALIDATED")
 DELETES = Work("pd.v1.deletes.{model}", invalidator.DueDelete, stream="PD_DELETES", durable="invalidator")
+
+JOBS = Work("pd.v1.jobs.{model}", jobs.JobWork, stream="PD_JOBS", durable="router", ack_wait_s=5.0)
+"""Put in by routers only, which know whose it is: a caller asks them by JOB_SUBMIT."""
+BATCH_JOBS = Work("pd.v1.batchjobs.{model}", jobs.BatchWork, stream="PD_BATCHJOBS", durable="router", ack_wait_s=5.0)
+RESULTS = Log("pd.v1.results.{tenant}.{job}", jobs.JobEntry, stream="PD_RESULTS")
+BATCHES = Log("pd.v1.batches.{tenant}.{batch}", jobs.BatchEntry, stream="PD_BATCHES")
+FILES = Log("pd.v1.files.{tenant}.{file}", jobs.FileEntry, stream="PD_FILES")
+JOB_PROGRESS = Event("pd.v1.jobs.progress.{tenant}.{job}", jobs.JobProgress)
+"""Of jobs and of batches, among routers; a caller asks one of them by JOB_WATCH."""
+JOB_SUBMIT = Rpc("pd.v1.jobs.{model}.submit", jobs.JobSubmit, jobs.JobTold, queue="router")
+JOB_STATE = Rpc("pd.v1.jobs.{model}.state", jobs.JobWanted, jobs.JobTold, queue="router")
+JOB_CANCEL = Rpc("pd.v1.jobs.{model}.cancel", jobs.JobWanted, jobs.JobTold, queue="router")
+JOB_WATCH = StreamRpc("pd.v1.jobs.{model}.watch", jobs.JobWanted, jobs.JobTold, queue="router")
+"""Its state, again and again as it changes, until it has ended."""
 
 KV = Bulk("pd.v1.kv.{worker}.{session}.{attempt}")
 """Prefill to decode; the lease names it."""

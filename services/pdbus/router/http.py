@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from pdbus.router.http_body import read_body
 from pdbus.router.http_caller import IDENTITY, bearer_of, caller_of, trace_of
 from pdbus.router.http_errors import ErrorBody, ErrorDetail, describe, headers_of
 from pdbus.router.http_events import events
-from pdbus.router.http_pages import OPEN_PAGES, Pages
+from pdbus.router.http_pages import OPEN_PAGES
 from pdbus.router.identity import Identities
 from pdbus.router.observe import Observed, observed, operation_of
 from pdbus.router.openai_schema import Endpoint, parse_json
@@ -71,9 +71,15 @@ class HttpServer:
 
 @asynccontextmanager
 async def serve_http(
-    frontend: Frontend, embeddings: Handler, pages: Pages, identities: Identities, settings: RouterSettings
+    frontend: Frontend,
+    embeddings: Handler,
+    more: Iterable[web.RouteDef],
+    identities: Identities,
+    settings: RouterSettings,
 ) -> AsyncIterator[HttpServer]:
-    """Raises OSError where the address can't be had, InvalidRequest for a certificate that can't be used."""
+    """`more`: routes beside those that answer at once.
+
+    Raises OSError where the address can't be had, InvalidRequest for a certificate that can't be used."""
     host, port, tls = settings.http_host, settings.http_port, _tls(settings.http_cert, settings.http_key)
     app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_errors, _identified(identities)])
     app.add_routes(
@@ -81,7 +87,7 @@ async def serve_http(
             web.post("/v1/chat/completions", _generate(frontend, "chat.completions")),
             web.post("/v1/completions", _generate(frontend, "completions")),
             web.post("/v1/embeddings", embeddings),
-            *pages.routes(),
+            *more,
         ]
     )
     # A handler is cancelled as soon as its client is gone: so everything it holds is freed everywhere.

@@ -84,6 +84,16 @@ class Identities:
             raise Unauthorized("the API key is not known here")
         return known[1]
 
+    def by_id(self, key_id: str) -> Identity:
+        """Whoever submitted something by that key, which is done only now. Raises Unauthorized once it is revoked."""
+        if self._path is None:
+            return OPEN
+        self._look_again(self._path)
+        known = self._entries.get(key_id)
+        if known is None:
+            raise Unauthorized("the API key that this was submitted with is not known here any more")
+        return known[1]
+
     def salt(self, tenant: str) -> bytes:
         """Joins every key under which something of the tenant is cached: its entries are never another's.
 

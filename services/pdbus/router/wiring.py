@@ -28,6 +28,7 @@ from pdbus.router.http_embeddings import http_embeddings
 from pdbus.router.http_pages import Pages
 from pdbus.router.identity import Identities
 from pdbus.router.infer import Infer
+from pdbus.router.jobs.service import JobService
 from pdbus.router.kv_follower import KvFollower
 from pdbus.router.metrics import RouterMetrics
 from pdbus.router.models import Follower, Models, Reader
@@ -56,9 +57,13 @@ class Router:
     features: FeatureCache
     embed: tuple[Registration[Any, Any], ...]
     """Embeddings and features on the bus."""
+    jobs: JobService | None
+    """None on a bus without logs."""
 
     async def stop_intake(self) -> None:
         """Requests on open connections are refused retryably from now on; running ones and their streams go on."""
+        if self.jobs is not None:
+            await self.jobs.stop_intake()
         self.frontend.admission.close()
         for registration in (self.infer, *self.embed):
             await registration.stop()
@@ -119,17 +124,21 @@ async def router(
         refs = await bus.serve(REF_STATS(router=settings.id), metrics.refs.tell)
         for registration in (infer, *embed, refs):
             await stack.enter_async_context(registration)
-        pages = Pages(models, lambda: why_not_ready(models, workers))
+        jobs = None
+        if bus.durable:
+            slots = settings.max_inflight
+            jobs = await stack.enter_async_context(JobService(bus, frontend, embeddings, identities, quotas, slots))
+        pages = Pages(models, lambda: why_not_ready(models, workers), jobs=jobs is not None)
         http = await stack.enter_async_context(
             serve_http(
                 frontend,
                 http_embeddings(embeddings, metrics, executor),
-                pages,
+                [*pages.routes(), *(jobs.routes() if jobs is not None else ())],
                 identities,
                 settings,
             )
         )
-        yield Router(frontend, hub, cancels, workers, index, http, infer, features, embed)
+        yield Router(frontend, hub, cancels, workers, index, http, infer, features, embed, jobs)
 
 
 async def _serve_features(

@@ -64,6 +64,11 @@ class Bus:
         return self.instruments.malformed_count
 
     @property
+    def durable(self) -> bool:
+        """Whether there are logs."""
+        return self._logs is not None
+
+    @property
     def logs(self) -> Logs:
         """Raises Unavailable on the in-memory twin, which has none."""
         if self._logs is None:

@@ -14,6 +14,7 @@ from pdbus.bus.bus import Bus
 from pdbus.bus.bus import connect as connect_bus
 from pdbus.caching.feature_key import feature_name
 from pdbus.client.embeddings import Embeddings, embed_all
+from pdbus.client.jobs import Jobs
 from pdbus.client.resume import Object, Resumed
 from pdbus.client.weights import Weights
 from pdbus.context import DEFAULT_PRIORITY, Deadline, RequestContext, new_id
@@ -62,6 +63,8 @@ class Client:
         self._budget = RetryBudget(time.monotonic())
         self.weights = Weights(bus, self._name)
         """Updates and versions of the model. `connect` ends what it starts; else its `close` does."""
+        self.jobs = Jobs(bus, model, self._context, self._call, self._back_off)
+        """Work that must not be lost."""
 
     async def chat(self, messages: Sequence[Object], *, timeout_s: float | None = None, **fields: Any) -> Object:
         """The whole answer, a `chat.completion`."""

@@ -52,7 +52,8 @@ def test_nobody_deletes_what_a_log_keeps(kind: str) -> None:
 
 def test_a_caller_asks_and_nothing_else() -> None:
     allowed = permissions("client", INBOX)
-    assert allowed.publish == ("pd.v1.embed.*", "pd.v1.features.*", "pd.v1.infer.*")
+    jobs = [f"pd.v1.jobs.*.{verb}" for verb in ("cancel", "state", "submit", "watch")]
+    assert allowed.publish == ("pd.v1.embed.*", "pd.v1.features.*", "pd.v1.infer.*", *jobs)
     assert allowed.subscribe == (f"{INBOX}.>",)
     assert allowed.replies == LEAVES
 
@@ -66,6 +67,17 @@ def test_nobody_serves_by_the_few_seconds_of_a_reader() -> None:
 def test_who_commits_is_a_short_list() -> None:
     able = {kind for kind in GRANTS if "pd.v1.changelog.*" in permissions(kind, INBOX).publish}
     assert able == {"param_server", "operator"}
+
+
+def test_only_routers_touch_jobs_their_results_and_files() -> None:
+    """A caller asks a router, which knows whose they are: nobody can put in, read or end what is another's."""
+    logs = ("pd.v1.results.t.j", "pd.v1.batches.t.b", "pd.v1.files.t.f")
+    for name in ("pd.v1.jobs.m", "pd.v1.jobs.progress.t.j", *logs):
+        for kind in GRANTS.keys() - {"router"}:
+            allowed = permissions(kind, INBOX)
+            assert not any(matches(pattern, name) for pattern in (*allowed.publish, *allowed.subscribe))
+            for stream in ("PD_JOBS", "PD_RESULTS", "PD_BATCHES", "PD_FILES"):
+                assert f"$JS.API.STREAM.MSG.GET.{stream}" not in allowed.publish
 
 
 def test_presence_is_told_of_oneself() -> None:
