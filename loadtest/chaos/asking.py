@@ -52,6 +52,8 @@ class Told:
     """When new tokens came."""
     refused: str = ""
     failed: str = ""
+    broken_s: list[float] = field(default_factory=list)
+    """When a stream by HTTP that had begun broke off."""
 
     @property
     def ids(self) -> Ids:
@@ -74,12 +76,14 @@ class HttpCaller:
     async def ask(self, question: Question, told: Told, *, stream: bool, store: bool = False) -> None:
         key, until_s, avoid, retries = f"{self.rng.getrandbits(64):x}", told.sent_s + DEADLINE_S, "", 0
         while True:
-            url = self._router(avoid)
+            url, began_s = self._router(avoid), time.monotonic()
             told.tries += 1
             try:
                 await self._try(url, question, told, key, until_s, stream=stream, store=store)
                 return
             except Again as reason:
+                if told.tokens_s and told.tokens_s[-1] > began_s:
+                    told.broken_s.append(time.monotonic())
                 retries, avoid, why, clear = retries + 1, url, f"{reason}", reason.clear
                 wait_s = max(backoff_s(retries, self.rng), reason.after_s * self.rng.uniform(0.5, 1.0))
             except Failed as reason:

@@ -66,15 +66,9 @@ def render(found: Found, judged: Judgement, seed: int) -> str:
     for strike in found.strikes:
         for name in _names(strike):
             named.setdefault(name, []).append(strike)
-    head = ["", "times", *OUTCOMES, "gap p50 (s)", "p99", "ready p50 (s)", "max"]
-    rows = [
-        [
-            "**all**",
-            str(len(found.strikes)),
-            *(str(judged.counts[what]) for what in OUTCOMES),
-            *_times(found, found.strikes),
-        ]
-    ]
+    head = ["", "times", *OUTCOMES, "broken", "gap p50 (s)", "p99", "ready p50 (s)", "max"]
+    counts = [str(judged.counts[what]) for what in OUTCOMES]
+    rows = [["**all**", str(len(found.strikes)), *counts, *_times(found, found.strikes)]]
     for name, strikes in sorted(named.items()):
         counts = [str(judged.struck[name, what]) for what in OUTCOMES]
         rows.append([name, str(len(strikes)), *counts, *_times(found, strikes)])
@@ -104,7 +98,9 @@ def _names(strike: Strike) -> Sequence[str]:
 def _times(found: Found, strikes: Sequence[Strike]) -> list[str]:
     gaps = [gap for strike in strikes if (gap := longest_gap(strike, found.told)) is not None]
     back = [strike.back_s - strike.at_s for strike in strikes if strike.back_s is not None]
+    broken = [at_s for told in found.told for at_s in told.broken_s]
     return [
+        str(sum(any(strike.at_s <= at_s <= strike.until_s for strike in strikes) for at_s in broken)),
         *(f"{percentile(gaps, p):.1f}" if gaps else "-" for p in (50, 99)),
         *(f"{percentile(back, p):.1f}" if back else "-" for p in (50, 100)),
     ]

@@ -19,12 +19,12 @@ _LOOK_S = 0.25
 
 
 async def at_rest(bus: Bus, fleet: Fleet, within_s: float) -> tuple[dict[str, Holdings], dict[str, dict[str, int]]]:
-    """By id: what each living process kept at a moment at which it held nothing; and what those hold that never did."""
+    """By id: what each process kept at a moment at which it held nothing; and what those hold that never did."""
     found: dict[str, Holdings] = {}
     busy: dict[str, dict[str, int]] = {}
     until_s = time.monotonic() + within_s
     while time.monotonic() < until_s:
-        cards = [card for card in fleet.cards() if fleet.state(card.id) == "live"]
+        cards = fleet.cards()  # also of those that are silent just now: who is busy may be
         for told in await holdings(bus, [card for card in cards if card.id not in found]):
             busy[told.id] = told.leaked
             if not told.leaked:

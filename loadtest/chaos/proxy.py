@@ -97,14 +97,15 @@ class Client(Way):
         self._dialling = asyncio.get_running_loop().create_task(self._dial())
 
     async def _dial(self) -> None:
-        """The server speaks first, and its client's name comes after that."""
+        """The server speaks first, maybe before this goes on, and its client's name comes after that."""
         assert self.transport
+        way = self.other = Way(self._cuts)
+        way.other = self
         try:
-            _, way = await asyncio.get_running_loop().create_connection(lambda: Way(self._cuts), *self._address)
+            await asyncio.get_running_loop().create_connection(lambda: way, *self._address)
         except OSError:
             self.transport.close()
             return
-        way.other, self.other = self, way
         if self.transport.is_closing() and way.transport:
             way.transport.close()
 

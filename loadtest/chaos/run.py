@@ -34,8 +34,9 @@ from pdbus.tasks import cancelled
 MODEL = "chaos"
 _CONTEXT_TOKENS = 2048
 _COUNTS = ("--routers", "2", "--prefill", "2", "--decode", "2", "--param-servers", "2", "--cache-nodes", "2")
-_ENV = {"PDBUS_KV_BYTES": str(1 << 20), "PDBUS_CACHE_BYTES": str(64 << 20), "PDBUS_LOG_LEVEL": "INFO"}
-"""A pool that a few long answers fill: it has to run out now and then."""
+_ENV = {"PDBUS_KV_BYTES": str(1 << 20), "PDBUS_CACHE_BYTES": str(64 << 20), "PDBUS_DRAIN_S": "20"}
+"""A pool that a few long answers fill: it has to run out now and then. Time enough, on a busy machine too, for what
+runs to end where it began when its process is told to."""
 _QUESTIONS = 24
 _NATIVE, _STREAMED = 0.35, 0.75
 _AT_ONCE = 4
