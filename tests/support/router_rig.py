@@ -111,8 +111,15 @@ async def until(holds: Callable[[], bool], seconds: float = 3.0) -> None:
 
 @asynccontextmanager
 async def rig(
-    prefills: int = 1, decodes: int = 1, versions: int = 1, local_tokens: int = 0, **settings: object
+    prefills: int = 1,
+    decodes: int = 1,
+    versions: int = 1,
+    local_tokens: int = 0,
+    slots: int = 0,
+    step_s: float = 0.0,
+    **settings: object,
 ) -> AsyncIterator[Rig]:
+    """`slots`, `step_s`: of each decode worker (loadtest/simulated_behaviour.py)."""
     manifests = [version(number) for number in range(versions)]
     roots = tuple(manifest.root for manifest in manifests)
     scopes = {manifest.root: scope(manifest) for manifest in manifests}
@@ -126,6 +133,7 @@ async def rig(
             own = await stack.enter_async_context(memory_bus(broker))
             worker = SimulatedWorker(service, id, own, roots, MODEL, peers, scopes)
             worker.local_tokens = local_tokens if service == "decode" else 0
+            worker.behaviour.slots, worker.behaviour.step_s = min(slots, 1) if service == "prefill" else slots, step_s
             return await stack.enter_async_context(worker)
 
         workers = {
