@@ -30,11 +30,6 @@ def goodput(seen: Sequence[Observation], duration_s: float, deadline_s: float) -
     return tokens / (duration_s - begin_s)
 
 
-def requests_per_s(seen: Sequence[Observation], duration_s: float) -> float:
-    begin_s = RAMP * duration_s
-    return sum(one.ok and begin_s <= one.end_s <= duration_s for one in seen) / (duration_s - begin_s)
-
-
 def ttfts(seen: Sequence[Observation]) -> list[float]:
     return [one.ttft_s for one in seen if one.ok and one.ttft_s is not None]
 
@@ -78,7 +73,8 @@ def recovery_row(probes: Sequence[Observation], normal_s: float) -> Row:
     """When from then on every probe is answered as soon as in the best run."""
     bad = [one.due_s for one in probes if not one.ok or (one.ttft_s or math.inf) > normal_s]
     after_s = 0.0 if not bad else next((one.due_s for one in probes if one.due_s > max(bad)), math.inf)
-    how = f"first token within {normal_s * 1e3:.0f} ms, the best run's p99; {len(probes)} probes"
+    states = dict(Counter(one.error or "ok" for one in probes))
+    how = f"first token within {normal_s * 1e3:.0f} ms, the best run's p99; probes {states}"
     return at_most("normal service after its end", after_s, RECOVERED_S, "s", how)
 
 

@@ -117,9 +117,12 @@ async def rig(
     local_tokens: int = 0,
     nats_url: str | None = None,
     model: str = MODEL,
+    slots: int = 0,
+    step_s: float = 0.0,
     **settings: object,
 ) -> AsyncIterator[Rig]:
-    """`nats_url`: of a real server, with streams; None: the in-memory twin."""
+    """`nats_url`: of a real server, with streams; None: the in-memory twin. `slots`, `step_s`: of each decode worker
+    (loadtest/simulated_behaviour.py)."""
 
     def connected() -> AbstractAsyncContextManager[Bus]:
         return memory_bus(broker) if nats_url is None else connect(nats_url, name="rig")
@@ -139,6 +142,7 @@ async def rig(
             own = await stack.enter_async_context(connected())
             worker = SimulatedWorker(service, id, own, roots, model, peers, scopes)
             worker.local_tokens = local_tokens if service == "decode" else 0
+            worker.behaviour.slots, worker.behaviour.step_s = min(slots, 1) if service == "prefill" else slots, step_s
             return await stack.enter_async_context(worker)
 
         workers = {

@@ -223,7 +223,7 @@ class Admission:
         raw_s, rate = self._throughput.raw_s(demand.cost, beside, now), self._throughput.rate(beside, now)
         if raw_s is None or not rate:
             return 0.0
-        return max(ahead / rate + self._throughput.seconds(raw_s) - deadline.remaining_s, 0.0)
+        return max(ahead / rate + self._throughput.seconds(raw_s, now) - deadline.remaining_s, 0.0)
 
     def _beside(self, weight: int) -> int:
         """Choices that will be at work together, with so many more."""

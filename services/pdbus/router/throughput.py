@@ -6,22 +6,25 @@ older ones fading, and forgotten after a minute. Nothing is concluded from what 
 no token for a while. Between measured numbers of choices the speed is laid straight; beyond the last one a choice is
 taken to go on as fast as there, so that what was never tried is tried rather than refused.
 
-A request takes the time of its own cost at that speed, times a factor that is learned from those that ended: it follows
-the quantile `_SURE` of their ratio (Robbins and Monro, 1951), so that nearly all that are admitted end in time.
+A request takes the time of its own cost at that speed, times a factor: the quantile `_SURE` of how much longer those
+took that ended lately. So nearly all that are admitted end in time; and a bad moment is soon forgotten.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import deque
 from dataclasses import dataclass
 
 PROMPT_TOKEN = 0.25
 _FADE = 0.95
 _FORGET_S = 60.0
-_SURE = 0.97
-_STEP = 0.2
-_FACTORS = (0.5, 8.0)
+_SURE = 0.95
+_LAST = 64
+_LATELY_S = 15.0
+_FACTORS = (0.8, 2.0)
+"""Lasting slowness is in the speeds; more caution would leave slots empty."""
 _UNFINISHED = 0.5
 """How much of an answer is taken to be there when its deadline ends it."""
 
@@ -62,9 +65,10 @@ class Throughput:
         self._at_work = 0
         self._since_s = self._area = 0.0
         """Choices at work, summed up over time until then."""
-        self._factor = 1.0
+        self._ratios: deque[tuple[float, float]] = deque(maxlen=_LAST)
+        """When one ended, and how many times as long as expected it took."""
         self._best: tuple[float, float] | None = None
-        """Seconds for each unit of cost in the quickest request of late, had it had the fleet to itself; when it was."""
+        """Seconds for each unit of cost in the quickest request of late, as if it had been alone; when it was."""
 
     def at_work(self, choices: int, now_s: float) -> None:
         """From now on so many are."""
@@ -81,9 +85,7 @@ class Throughput:
         self.at_work(self._at_work, now_s)
         taken_s = max(now_s - begun.at_s, 1e-6)
         if begun.raw_s:
-            late = taken_s > begun.raw_s * self._factor or not whole
-            self._factor *= math.exp(_STEP * (_SURE if late else _SURE - 1))
-            self._factor = min(max(self._factor, _FACTORS[0]), _FACTORS[1])
+            self._ratios.append((now_s, taken_s / begun.raw_s if whole else _FACTORS[1]))
         beside = (self._area - begun.area) / taken_s
         point = self._points.setdefault(int(math.log2(max(beside, 1.0))), _Point(now_s))
         point.cost = _FADE * point.cost + begun.cost * (1 if whole else _UNFINISHED)
@@ -104,9 +106,11 @@ class Throughput:
         speed = self._speed(choices, now_s)
         return None if speed is None else speed * choices
 
-    def seconds(self, raw_s: float) -> float:
+    def seconds(self, raw_s: float, now_s: float) -> float:
         """What to count on."""
-        return raw_s * self._factor
+        ratios = sorted(ratio for at_s, ratio in self._ratios if now_s - at_s <= _LATELY_S)
+        factor = ratios[int(_SURE * len(ratios))] if ratios else 1.0
+        return raw_s * min(max(factor, _FACTORS[0]), _FACTORS[1])
 
     def least_s(self, cost: float, now_s: float) -> float:
         """What it takes at best: half of what the quickest request of late took for as much."""

@@ -1,14 +1,20 @@
-"""Cancel at every state frees everything at once, is answered, and keeps late messages out (LESSONS 9, 10; G8)."""
+"""Cancel at every state frees everything at once, is answered, and keeps late messages out (LESSONS 9, 10; G8).
+
+Of preempted answers: test_preempted.py; of requests in a router's queue: tests/integration/router/test_overload.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 
 import pytest
 
 from pdbus.context import RequestContext
+from pdbus.engine.chunks import Chunk
 from pdbus.engine.job import Job
+from pdbus.engine.sequence import Event
 from pdbus.errors import Cancelled, StaleAttempt
 from pdbus.messages.common import Ticket
 from pdbus.messages.decode import DecodeRun
@@ -55,6 +61,28 @@ async def test_while_it_queues(workers: Rig) -> None:
         await until(lambda: workers.router.news.is_set())
     await workers.router.cancelled_by(ticket, {workers.router.prefill, workers.router.decode})
     await workers.until_idle()
+    assert workers.router.of(ticket) == []
+
+
+async def test_while_a_chunk_is_computed(workers: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass is given up, and nothing of it is counted or told."""
+    core, begun, gate = workers.prefill.core, threading.Event(), threading.Event()
+    compute = core._compute
+
+    def held_up(group: Sequence[Chunk]) -> list[Event]:
+        begun.set()
+        gate.wait(10)
+        return compute(group)
+
+    monkeypatch.setattr(core, "_compute", held_up)
+    ticket = workers.router.ticket(prompt_of(400))
+    await workers.router.start(ticket)
+    await until(begun.is_set)
+    await workers.router.cancel(ticket)
+    await until(lambda: all(job.stopping for job in workers.prefill.jobs))
+    gate.set()
+    await workers.router.cancelled_by(ticket, {workers.router.prefill, workers.router.decode})
+    await workers.until_idle(2.0)
     assert workers.router.of(ticket) == []
 
 

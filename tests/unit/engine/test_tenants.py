@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -68,7 +69,7 @@ class Clock:
 
     def gaps(self, one: Sequence) -> list[float]:
         times = self.told[one]
-        return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        return [later - earlier for earlier, later in pairwise(times)]
 
 
 CHUNK_S = STEP_FIXED_S + CHUNK * TOKEN_S
