@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import time
@@ -29,7 +30,7 @@ class Trial:
 
     worker: str
     next_token_s: tuple[float, ...] = ()
-    """Of each stream that the worker was writing: from the signal to its next token."""
+    """Of each stream that the worker was writing: how long it had no token, from the signal on."""
     others_s: tuple[float, ...] = ()
     """Of the streams of other workers."""
     failed: int = 0
@@ -65,7 +66,7 @@ async def trial(
         if how == signal.SIGSTOP:
             os.kill(pid, signal.SIGCONT)
     await idle(fleet, victim if how == signal.SIGKILL else None)
-    waits = sorted((_next(answer, sent_s) for answer in answers), reverse=True)
+    waits = sorted((_pause(answer, sent_s) for answer in answers), reverse=True)
     wanted = [body["max_tokens"] for body in bodies]
     failed = sum(not one.ok or one.output_tokens != most for one, most in zip(answers, wanted, strict=True))
     hit = victim.load.running
@@ -87,8 +88,10 @@ def _held(card: Card) -> int:
     return card.load.running + card.load.waiting + card.load.leases + card.load.pages_used
 
 
-def _next(answer: Observation, sent_s: float) -> float:
-    return min((at - sent_s for at in answer.chunks_s if at > sent_s), default=0.0)
+def _pause(answer: Observation, sent_s: float) -> float:
+    """The longest time without a token from the signal on. Tokens that were under way then may come after it."""
+    later = [sent_s, *(at for at in answer.chunks_s if at > sent_s)]
+    return max((after - before for before, after in itertools.pairwise(later)), default=0.0)
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -59,6 +59,8 @@ class Guests:
         pin = await worker.versions.pin(message.root, ctx.deadline.within(LOAD_S))
         hold = worker.core.pages.hold()
         try:
+            if len(message.tokens) > pin.version.config.max_positions:
+                raise InvalidRequest("more tokens than the context holds", param="tokens")
             keys = page_keys(message.tokens, pin.version.salted(message.salt))
             here = await worker.core.call(lambda: self._make_room(hold, keys))
             if here < len(keys):

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AT_ONCE = 4
-_ADOPT_S = 5.0
+_ADOPT_S = 20.0
+"""For all pages of a long answer; meanwhile it is written on here."""
 _MOST_ROUNDS = 16
 """A prompt that is being read fills pages faster than they travel: then the target computes the last ones."""
 _AGAIN_S = 0.5
@@ -92,7 +93,6 @@ class Mover:
         """Of the pages that each moving answer's target may fetch."""
         self._given: dict[str, tuple[int, int]] = {}
         """Answers that were given to a worker since its card of this sequence number."""
-        self._not_before_s: dict[Key, float] = {}
         self._balance = Balance()
         self._rng = random.Random()  # noqa: S311 - ties
 
@@ -104,7 +104,7 @@ class Mover:
                 if isinstance(job, LocalJob) and job.unread:
                     job.stop(Unavailable(f"worker {self._worker.id} is draining"))
             now_s = time.monotonic()
-            movable = [job for job in jobs if self._movable(job) and self._not_before_s.get(job.key, now_s) <= now_s]
+            movable = [job for job in jobs if self._movable(job) and job.stays_until_s <= now_s]
             if movable:
                 await asyncio.gather(*(self.move(job) for job in movable[:AT_ONCE]))
             elif tasks := [job.task for job in jobs]:
@@ -112,8 +112,9 @@ class Mover:
 
     def rebalance(self, now_s: float) -> None:
         """Begins to move an answer away where this worker is much slower than others."""
-        core, movable = self._worker.core, [job for job in self._worker.jobs if self._movable(job)]
-        if not movable or any(job.moving_to for job in self._worker.jobs):
+        core, jobs = self._worker.core, list(self._worker.jobs)
+        movable = [job for job in jobs if self._movable(job) and job.stays_until_s <= now_s]
+        if not movable or any(job.moving_to for job in jobs):
             return
         job = min(movable, key=lambda job: len(job.sequence.hold.pages) if job.sequence else 0)
         assert job.sequence
@@ -134,7 +135,7 @@ class Mover:
             return False
         target = to or self._target(sequence)
         if target is None:
-            self._not_before_s[job.key] = time.monotonic() + _AGAIN_S
+            job.stays_until_s = time.monotonic() + _AGAIN_S
             return False
         job.moving_to = target
         left = False
@@ -144,11 +145,9 @@ class Mover:
             log.info("attempt %s does not move to %s: %s", job.key, target, error.message)
         finally:
             self._keys.pop(job.key, None)
-            self._not_before_s.pop(job.key, None)
             if not left:
                 job.moving_to = None
-                if job.key in {one.key for one in self._worker.jobs}:
-                    self._not_before_s[job.key] = time.monotonic() + _AGAIN_S
+                job.stays_until_s = time.monotonic() + _AGAIN_S
         if left:
             self.moved += 1
             await asyncio.wait([job.ended])
@@ -207,7 +206,7 @@ class Mover:
                 await self._worker.bus.call(DECODE_ADOPT(worker=target), adopt, ctx)
                 brought = len(keys)
             at_most = brought if turn < _MOST_ROUNDS - 1 else 1 << 30
-            left = await core.call(lambda most=at_most: core.leave(sequence, most))  # type: ignore[misc]
+            left = await core.call(lambda most=at_most: sequence.leave(most))  # type: ignore[misc]
             if left is not None:
                 return left
         return False

@@ -166,16 +166,6 @@ class Core:
                 self._scheduler.keep_private(sequence)
         return self._scheduler.pages.drop_root(kv_root)
 
-    def leave(self, sequence: Sequence, pages: int) -> bool | None:
-        """Lets go of a sequence that moves elsewhere, as of a cancelled one, unless more than `pages` of its pages are
-        published by now (None). False where it has ended."""
-        if sequence.cancelled or sequence not in self._scheduler.all:
-            return False
-        if sequence.published > pages:
-            return None
-        sequence.cancelled = True
-        return True
-
     def _run(self) -> None:
         failure: BaseException | None = None
         try:

@@ -43,6 +43,8 @@ class Job(ABC):
         """It is giving back what it held, and takes nothing more."""
         self.moving_to: str | None = None
         """The worker at which the answer goes on, should the engine let go of it now."""
+        self.stays_until_s = 0.0
+        """After a move that came to nothing."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """The engine has let go of its sequence, or said why it failed."""
 

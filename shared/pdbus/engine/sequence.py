@@ -127,6 +127,16 @@ class Sequence:
         self.computed, self.ready = max(self.computed, tokens), True
         self.came = max(self.came, tokens)
 
+    def leave(self, pages: int) -> bool | None:
+        """By work in the engine's thread: it is let go of, as one that is cancelled, unless more than `pages` of its
+        pages are published by now (None). False where it has ended."""
+        if self.cancelled or self.hold.released:
+            return False
+        if self.published > pages:
+            return None
+        self.cancelled = True
+        return True
+
     def append(self, token: int) -> Finish | None:
         """Takes the next token. A stop id ends the answer and is not part of it."""
         if token in self.ticket.stop_ids:

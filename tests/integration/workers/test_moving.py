@@ -12,7 +12,7 @@ from pdbus.context import RequestContext
 from pdbus.decode.job import DecodeJob
 from pdbus.decode.local import LocalJob
 from pdbus.decode.worker import DecodeWorker
-from pdbus.errors import Conflict, InvalidRequest, NotFound, Overloaded, PdbusError, StaleAttempt
+from pdbus.errors import Conflict, InvalidRequest, NotFound, PdbusError, StaleAttempt
 from pdbus.messages.common import Sampling, Ticket
 from pdbus.messages.decode import Adopt, DecodeRun, PagesWanted
 from pdbus.messages.router import TokenItem
@@ -193,7 +193,8 @@ def _adopt(two: Rig, ticket: Ticket, **fields: object) -> Adopt:
         ({"page_format": "other"}, Conflict),
         ({"compute_class": "other"}, Conflict),
         ({"root": bytes(32)}, PdbusError),
-        ({"tokens": tuple([5] * 16 * 100)}, Overloaded),
+        ({"tokens": (5,) * 16 * 70}, PdbusError),
+        ({"tokens": (5,) * 16 * 10**4}, InvalidRequest),
         ({}, NotFound),
     ],
 )
