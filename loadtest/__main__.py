@@ -30,6 +30,7 @@ MEASUREMENTS = {
     "weights_rows": "row updates a second of a sparse table, and how soon another process sees them",
     "weights": "what changing weights costs while the system serves, goal by goal",
     "router": "requests a second and added latency of the router, with simulated workers",
+    "jobs": "durable jobs a second, and the time to their results, with simulated workers",
     "consistency": "no answer mixes two versions: a model that tells them, commits every second, injected faults",
 }
 
