@@ -34,6 +34,7 @@ MEASUREMENTS = {
     "router": "requests a second and added latency of the router, with simulated workers",
     "chaos": "nothing lost, wrong or leaked while processes are killed, stopped, cut off and restarted",
     "fuzz": "garbage of every kind: nothing crashes, hangs or grows, and good requests are answered at the end",
+    "jobs": "durable jobs a second, and the time to their results, with simulated workers",
     "consistency": "no answer mixes two versions: a model that tells them, commits every second, injected faults",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import Any
 
@@ -135,6 +136,26 @@ def test_a_repeated_greedy_answer_comes_from_the_result_cache_alike(client: open
     assert first.usage is not None
     assert again.usage.completion_tokens == first.usage.completion_tokens
     assert cached_s < computed_s / 3
+
+
+def test_a_batch_is_answered_as_the_endpoint_answers(client: openai.OpenAI, stack: Stack) -> None:
+    ask: dict[str, Any] = {"model": stack.model, "messages": QUESTION, "temperature": 0, "max_tokens": 8}
+    request = {"custom_id": "paris", "method": "POST", "url": "/v1/chat/completions", "body": ask}
+    file = client.files.create(file=("in.jsonl", json.dumps(request).encode()), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"for": "e2e"}
+    )
+    end = time.monotonic() + 60
+    while batch.status in ("validating", "in_progress") and time.monotonic() < end:
+        time.sleep(0.2)  # as callers do: nothing tells them
+        batch = client.batches.retrieve(batch.id)
+    assert batch.status == "completed", batch
+    assert batch.output_file_id is not None
+    (answer,) = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+    direct = client.chat.completions.create(**ask)
+    assert answer["custom_id"] == "paris"
+    assert answer["response"]["body"]["choices"][0]["message"]["content"] == direct.choices[0].message.content
+    assert answer["response"]["body"]["system_fingerprint"] == direct.system_fingerprint
 
 
 ERRORS = [

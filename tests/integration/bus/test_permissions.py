@@ -16,13 +16,26 @@ from pdbus.context import RequestContext
 from pdbus.errors import Forbidden, InvalidRequest, NotFound, Unauthorized, Unavailable
 from pdbus.messages.changelog import Abort, LogEntry
 from pdbus.messages.invalidator import DueDelete
+from pdbus.messages.jobs import FileEntry, JobEntry, JobSpec, JobWork
 from pdbus.messages.param_server import Stage
 from pdbus.messages.router import EmbedReply, EmbedRequest, InferReply, InferRequest
 from pdbus.messages.workers import Invalidated
 from pdbus.nats_access import NatsAccess
 from pdbus.permissions import GRANTS, SOURCE
 from pdbus.stack.nats_accounts import seed_path, write_accounts
-from pdbus.subjects import ANY, CHANGELOG, DELETES, EMBED, INFER, INVALIDATED, PRESENCE, WEIGHTS_STAGE
+from pdbus.subjects import (
+    ANY,
+    CHANGELOG,
+    DELETES,
+    EMBED,
+    FILES,
+    INFER,
+    INVALIDATED,
+    JOBS,
+    PRESENCE,
+    RESULTS,
+    WEIGHTS_STAGE,
+)
 from tests.support.cards import card
 from tests.support.secure import SecureNats, secure_nats
 from tests.support.until import until
@@ -207,6 +220,30 @@ async def test_the_work_queue_is_the_invalidators(server: SecureNats) -> None:
                 job = await anext(jobs)
                 assert job.message == due
                 await job.done()
+
+
+async def test_jobs_their_results_and_files_are_the_routers(server: SecureNats) -> None:
+    spec = JobSpec("t", "j", "completions", b"d" * 32, "", 0.0, 1.0)
+    to, file = RESULTS(tenant="t", job="j"), FILES(tenant="t", file="f")
+    async with server.bus("router") as bus:
+        await bus.logs.enqueue(JOBS(model="m"), JobWork(spec, b"{}"))
+        async with asyncio.timeout(5), contextlib.aclosing(bus.logs.work(JOBS(model="m"))) as jobs:
+            job = await anext(jobs)
+            assert (job.message.spec, job.deliveries) == (spec, 1)
+            await bus.logs.append(to, JobEntry("completed", spec, 0.0), expected_seq=0)
+            await job.done()
+        for number in range(3):
+            await bus.logs.append(file, FileEntry(b"%d" % number))
+        await bus.logs.append(file, FileEntry(deleted=True), replaces=True)
+        assert await bus.logs.counts(file) == {file.name: 1}
+    for kind in ("client-shop", "decode", "operator"):
+        async with server.bus(kind) as bus:
+            with pytest.raises(Forbidden):
+                await bus.logs.enqueue(JOBS(model="m"), JobWork(spec, b"{}"))
+            with pytest.raises(Forbidden):
+                await bus.logs.append(to, JobEntry("cancelled", spec, 0.0))
+            with pytest.raises(Forbidden):
+                await bus.logs.last(to)
 
 
 async def test_a_service_that_may_not_make_streams_waits_until_they_are_there(tmp_path: Path) -> None:

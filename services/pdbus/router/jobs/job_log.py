@@ -28,21 +28,26 @@ class JobLog:
             # Two bodies under one key are two messages; the log decides which of them is the job.
             id_ = f"{spec.tenant}.{spec.id}.{spec.digest.hex()}"
             await self._logs.enqueue(self._jobs, JobWork(spec, body), message_id=id_)
-            known = await self.accepted(spec)
+            known = await self._accept(spec) or await self.accepted(spec)
         if known.spec.digest != spec.digest:
             raise Conflict("this idempotency key was used for another job", param="Idempotency-Key")
         return known
 
     async def accepted(self, spec: JobSpec) -> JobEntry:
         """Its last entry, after one that accepts it where there was none: its message came before that, or alone."""
-        entry = JobEntry("queued", spec, self.now())
         while (known := await self.last(spec.tenant, spec.id)) is None:
-            try:
-                await self._logs.append(RESULTS(tenant=spec.tenant, job=spec.id), entry, expected_seq=0)
-            except Conflict:
-                continue
-            return entry
+            if accepted := await self._accept(spec):
+                return accepted
         return known
+
+    async def _accept(self, spec: JobSpec) -> JobEntry | None:
+        """None: there is an entry of it already."""
+        entry = JobEntry("queued", spec, self.now())
+        try:
+            await self._logs.append(RESULTS(tenant=spec.tenant, job=spec.id), entry, expected_seq=0)
+        except Conflict:
+            return None
+        return entry
 
     async def end(self, spec: JobSpec, status: JobStatus, status_code: int = 0, data: bytes = b"") -> JobEntry:
         """Ends it, unless it has ended. Returns the entry that counts."""

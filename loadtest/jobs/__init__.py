@@ -1,0 +1,1 @@
+"""What durable jobs cost beside the work itself."""
