@@ -19,27 +19,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from pdbus.context import DEFAULT_PRIORITY, Deadline
+from pdbus.context import Deadline
 from pdbus.errors import DeadlineExceeded, Overloaded, PdbusError, Unavailable
-from pdbus.keyfile import ANONYMOUS
+from pdbus.router.demand import Demand
 from pdbus.router.fair_queue import Entry, FairQueue
 from pdbus.router.throughput import Begun, Throughput
 
 _AGAINST_FREE = 8
 _LOOK_AGAIN_S = 0.25
 """While some wait: the fleet's slots change without a word."""
-MOST_WAITING_BYTES = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What a request asks for, as far as it can be told without reading its text."""
-
-    tenant: str = ANONYMOUS
-    priority: int = DEFAULT_PRIORITY
-    cost: float = 1.0
-    """Of each choice (router/throughput.py)."""
-    size_bytes: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -58,7 +46,7 @@ class Admission:
         slots: int,
         most_waiting: int,
         *,
-        most_bytes: int = MOST_WAITING_BYTES,
+        most_bytes: int = 64 << 20,
         fleet_slots: Callable[[], int | None] = lambda: None,
         throughput: Throughput | None = None,
         now: Callable[[], float] = time.monotonic,
@@ -139,8 +127,7 @@ class Admission:
         try:
             self._grant()
             while len(self._queue) > self._most_waiting or self._bytes > self._most_bytes:
-                last = self._queue.last()
-                self._refuse(last, self._overloaded(last.item.demand))
+                self._refuse(last := self._queue.last(), self._overloaded(last.item.demand))
             if waiter.granted.done():
                 return waiter.granted.result()
             self._look_again()
@@ -219,11 +206,11 @@ class Admission:
         What has nobody beside it is always tried: otherwise a wrong measure would never be put right."""
         if not self._taken and not ahead:
             return 0.0
-        now, beside = self._now(), self._beside(weight)
-        raw_s, rate = self._throughput.raw_s(demand.cost, beside, now), self._throughput.rate(beside, now)
+        known, now, beside = self._throughput, self._now(), self._beside(weight)
+        raw_s, rate = known.raw_s(demand.cost, beside, now), known.rate(beside, now)
         if raw_s is None or not rate:
             return 0.0
-        return max(ahead / rate + self._throughput.seconds(raw_s, now) - deadline.remaining_s, 0.0)
+        return max(ahead / rate + known.seconds(raw_s, now) - deadline.remaining_s, 0.0)
 
     def _beside(self, weight: int) -> int:
         """Choices that will be at work together, with so many more."""
@@ -234,10 +221,10 @@ class Admission:
         that are refused together don't come back together."""
         if late_s is None:
             rate = self._throughput.rate(max(self._taken, 1), self._now())
-            late_s = demand.cost / rate if rate else 1.0
-            late_s = max(late_s, self._queue.ahead(demand.tenant, demand.priority) / rate if rate else 1.0)
-        reason = f"{self._taken} choices run and {len(self._queue)} requests wait"
-        return Overloaded(reason, retry_after_s=late_s * (1 + self._rng.random() / 2) + self._rng.random())
+            ahead = max(self._queue.ahead(demand.tenant, demand.priority), demand.cost)
+            late_s = ahead / rate if rate else 1.0
+        again_s = late_s * (1 + self._rng.random() / 2) + self._rng.random()
+        return Overloaded(f"{self._taken} choices run and {len(self._queue)} requests wait", retry_after_s=again_s)
 
     def _refuse(self, entry: Entry[_Waiter], error: PdbusError) -> None:
         self._forget(entry)

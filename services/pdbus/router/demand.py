@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from pdbus.context import RequestContext
-from pdbus.router.admission import Demand
+from pdbus.context import DEFAULT_PRIORITY, RequestContext
+from pdbus.keyfile import ANONYMOUS
 from pdbus.router.openai_schema import GenerateRequest
 from pdbus.router.prompts import DEFAULT_COMPLETION_TOKENS
 from pdbus.router.throughput import PROMPT_TOKEN
@@ -15,6 +16,17 @@ _SHARE = 0.05
 _ID_BYTES = 8
 _MOST_BYTES_PER_TOKEN = 8
 """Of JSON: text has four or so, ids up to seven."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request asks for, as far as it can be told without reading its text."""
+
+    tenant: str = ANONYMOUS
+    priority: int = DEFAULT_PRIORITY
+    cost: float = 1.0
+    """Of each choice (router/throughput.py)."""
+    size_bytes: int = 0
 
 
 class Demands:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import secrets
 from collections.abc import AsyncIterator
@@ -20,7 +19,7 @@ from pdbus.router.answer import Answer
 from pdbus.router.cache_control import CacheControl
 from pdbus.router.demand import Demands
 from pdbus.router.generation import Generation
-from pdbus.router.idempotency import IdempotencyTable, seed_of
+from pdbus.router.idempotency import IdempotencyTable, body_of, seed_of
 from pdbus.router.identity import OPEN, Identities, Identity
 from pdbus.router.metrics import RouterMetrics
 from pdbus.router.models import Models
@@ -28,7 +27,7 @@ from pdbus.router.openai_schema import GenerateRequest
 from pdbus.router.output import ChoiceOutput
 from pdbus.router.prompts import Encoded, encode_prompts, most_tokens
 from pdbus.router.quotas import Quotas
-from pdbus.router.results import NEUTRAL, Results, key_of
+from pdbus.router.results import Results, key_of
 from pdbus.router.tokens import TokenHub
 from pdbus.router.version import Version
 from pdbus.telemetry import Phase
@@ -116,7 +115,7 @@ class Frontend:
             with self.metrics.span(Phase.QUEUE):
                 if caller.idempotency_key is not None:
                     await stack.enter_async_context(
-                        self.idempotency.hold(caller.ctx.tenant, caller.idempotency_key, _body(request), deadline)
+                        self.idempotency.hold(caller.ctx.tenant, caller.idempotency_key, body_of(request), deadline)
                     )
                 await stack.enter_async_context(
                     self.admission.slot(choices, deadline, self._demands.of(request, caller.ctx))
@@ -248,12 +247,6 @@ def named_session(caller: Caller, user: str | None) -> bytes | None:
     """By the caller's word, or the user. None where nobody says what the request belongs to."""
     named = caller.session or user
     return None if named is None else digest(["session", caller.ctx.tenant, named])
-
-
-def _body(request: GenerateRequest) -> bytes:
-    """What must be equal under one idempotency key: all but how the answer is told, and the version it is pinned to."""
-    fields = dataclasses.asdict(request)
-    return digest({name: value for name, value in fields.items() if name not in NEUTRAL | {"ref"}})
 
 
 def _stop_ids(plan: Plan) -> tuple[int, ...]:

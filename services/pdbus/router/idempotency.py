@@ -8,6 +8,7 @@ on the same key twice at once, and a key from being used for two different reque
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from pdbus.canonical import digest
 from pdbus.context import Deadline
 from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest
+from pdbus.router.openai_schema import GenerateRequest
+from pdbus.router.results import NEUTRAL
 
 LONGEST_KEY = 255
 _REMEMBERED = 16_384
@@ -24,6 +27,12 @@ _REMEMBERED = 16_384
 def seed_of(tenant: str, key: str) -> int:
     """An unsigned 64-bit seed."""
     return int.from_bytes(digest(["pdbus idempotency seed", tenant, key])[:8], "big")
+
+
+def body_of(request: GenerateRequest) -> bytes:
+    """What must be equal under one idempotency key: all but how the answer is told, and the version it is pinned to."""
+    fields = dataclasses.asdict(request)
+    return digest({name: value for name, value in fields.items() if name not in NEUTRAL | {"ref"}})
 
 
 @dataclass(slots=True)

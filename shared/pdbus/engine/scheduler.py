@@ -28,10 +28,11 @@ from pdbus.engine.chunks import Chunk, chunks_of, passes_of
 from pdbus.engine.pace import Pace
 from pdbus.engine.preemption import Preemption, Swap
 from pdbus.engine.sequence import Sequence
+from pdbus.engine.sharing import match_lower, shareable
 from pdbus.engine.tenants import Tenants, tenant_of
 from pdbus.errors import DeadlineExceeded, Overloaded, PdbusError, TooLarge
-from pdbus.kv.pages import PageHold, PageTable
-from pdbus.kv.prefix import PageKey, more_keys
+from pdbus.kv.pages import PageTable
+from pdbus.kv.prefix import more_keys
 from pdbus.messages.common import Digest
 
 CopyBelow: TypeAlias = Callable[[int, Many[int], Many[int]], None]
@@ -170,7 +171,8 @@ class Scheduler:
                     continue
                 if held_up or self._prefix_is_being_computed(sequence):
                     continue
-                if not self.make_room(tenant_of(sequence), wanted) or not self._take_pages(sequence, wanted):
+                missing = wanted - self.pages.matching(shareable(sequence, self.limits.page_tokens))
+                if not self.make_room(tenant_of(sequence), missing) or not self._take_pages(sequence, wanted):
                     held_up = True  # those behind it that want pages wait too: a large prompt must not starve
                     continue
             self._start(sequence)
@@ -186,21 +188,19 @@ class Scheduler:
 
     def _prefix_is_being_computed(self, sequence: Sequence) -> bool:
         """A running sequence is about to publish the first page that this one would have to compute."""
-        shared = self.pages.matching(self._shareable(sequence))
+        shared = self.pages.matching(shareable(sequence, self.limits.page_tokens))
         return shared < len(sequence.keys) and sequence.keys[shared].digest in self._computing
-
-    def _shareable(self, sequence: Sequence) -> tuple[PageKey, ...]:
-        """Keys of its first pages, less the one with the last token: that is computed in any case, for its logits."""
-        return sequence.keys[: (len(sequence.tokens) - 1) // self.limits.page_tokens]
 
     def _take_pages(self, sequence: Sequence, wanted: int) -> bool:
         hold = self.pages.hold()
-        shared = hold.match(self._shareable(sequence))
+        shared = hold.match(shareable(sequence, self.limits.page_tokens))
         if not self.can_allocate(wanted - shared):
             hold.release()
             return False
         with self.pages.hold() as sources:
-            layer = self._match_lower(sequence, shared, sources)
+            layer = 0
+            if self._copy_below:
+                layer = match_lower(sequence, self.pages, self.limits.page_tokens, shared, sources)
             if not self.can_allocate(wanted - shared):
                 sources.release()  # there is no room for them beside what is copied from them
             new = hold.allocate(wanted - shared)
@@ -213,15 +213,6 @@ class Scheduler:
         sequence.published = shared
         self._computing.update(key.digest for key in sequence.keys[shared:])
         return True
-
-    def _match_lower(self, sequence: Sequence, shared: int, sources: PageHold) -> int:
-        """Takes pages that are the same as the sequence's next ones below some layer. Returns that layer: the one by
-        which most is saved."""
-        most = len(self._shareable(sequence))
-        known = [(one.layer, one.keys[shared:most]) for one in sequence.lower if self._copy_below]
-        layer, keys = max(known, key=lambda one: one[0] * self.pages.matching_lower(one[1]), default=(0, ()))
-        sources.match_lower(keys)
-        return layer
 
     def _grow(self) -> list[tuple[Sequence, PdbusError]]:
         """Gives each running sequence the page that its next token needs. Where there is none the youngest waits for
@@ -242,8 +233,7 @@ class Scheduler:
         return victim, Overloaded("no KV pages are left for this answer to grow")
 
     def _preempt(self) -> bool:
-        preempted = self._preemption.preempt(self.running)
-        if preempted:
+        if preempted := self._preemption.preempt(self.running):
             self.running.remove(preempted)
             self.keep_private(preempted)
         return preempted is not None
@@ -255,12 +245,11 @@ class Scheduler:
     def make_room(self, tenant: str, wanted: int) -> bool:
         """Whether a new sequence may have so many pages, if they are free: not before preempted ones have theirs back,
         unless its tenant holds less than its share. Then those that hold most give way."""
-        room = not self.preempted
-        if self._tenants.below_share(tenant, wanted, self.pages.total, self.running):
-            room = True
-            while not self.can_allocate(wanted) and self._preempt():
-                pass
-        return room
+        if not self._tenants.below_share(tenant, wanted, self.pages.total, self.running):
+            return not self.preempted
+        while not self.can_allocate(wanted) and self._preempt():
+            pass
+        return True
 
     def _lacks_page(self, sequence: Sequence) -> bool:
         return len(sequence.hold.pages) * self.limits.page_tokens < len(sequence.tokens)

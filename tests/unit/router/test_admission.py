@@ -9,7 +9,8 @@ import pytest
 
 from pdbus.context import Deadline
 from pdbus.errors import DeadlineExceeded, Overloaded, PdbusError, Unavailable
-from pdbus.router.admission import Admission, Demand
+from pdbus.router.admission import Admission
+from pdbus.router.demand import Demand
 from pdbus.router.throughput import Throughput
 
 
