@@ -29,8 +29,11 @@ MEASUREMENTS = {
     "invariance": "bits that do not depend on batch, chunks, caches or hand-over, and what that costs",
     "weights_rows": "row updates a second of a sparse table, and how soon another process sees them",
     "weights": "what changing weights costs while the system serves, goal by goal",
+    "overload": "three times what a stack can do; and one tenant's flood beside another's streams",
     "failover": "from the death of a decode worker to the next token of its streams",
     "router": "requests a second and added latency of the router, with simulated workers",
+    "chaos": "nothing lost, wrong or leaked while processes are killed, stopped, cut off and restarted",
+    "fuzz": "garbage of every kind: nothing crashes, hangs or grows, and good requests are answered at the end",
     "consistency": "no answer mixes two versions: a model that tells them, commits every second, injected faults",
 }
 

@@ -24,7 +24,7 @@ def parser(name: str, description: str, rounds: int) -> argparse.ArgumentParser:
 def parsed(made: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
     """The arguments, with `model` resolved; everything that counts something has to be positive."""
     given = made.parse_args(argv)
-    numbers = {name: value for name, value in vars(given).items() if isinstance(value, int | float)}
+    numbers = {name: value for name, value in vars(given).items() if type(value) in (int, float)}
     if wrong := [name for name, value in numbers.items() if value <= 0]:
         made.error(f"--{wrong[0].replace('_', '-')} must be positive")
     given.model = (given.model or default_checkpoint()).resolve()

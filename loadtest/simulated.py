@@ -153,7 +153,9 @@ class SimulatedWorker:
             "ready",
             self._model,
             roots=self.roots,
-            load=Load(running=len(self._running), pages_total=PAGES, pages_used=len(self._running)),
+            load=Load(
+                running=len(self._running), slots=self.behaviour.slots, pages_total=PAGES, pages_used=len(self._running)
+            ),
             compute_class=self.compute_class,
             page_format=self.page_format,
             local_tokens=self.local_tokens,
@@ -213,7 +215,8 @@ class SimulatedWorker:
             if not self._running:
                 self._work.clear()
                 continue
-            items = [(running.ticket.router, self._next(key, running)) for key, running in list(self._running.items())]
+            in_step = list(self._running.items())[: self.behaviour.slots or None]
+            items = [(running.ticket.router, self._next(key, running)) for key, running in in_step]
             await self._send(items)
             await asyncio.sleep(self.behaviour.step_s)
 

@@ -16,6 +16,8 @@ class Behaviour:
 
     script: Script = letters
     step_s: float = 0.0
+    slots: int = 0
+    """Sequences in a step, the first ones; 0: all."""
     tamper: Callable[[TokenFrame], Iterable[TokenFrame]] = lambda frame: (frame,)
     """What is sent in a frame's place: nothing (lost), twice (duplicated), later ones first, another root …"""
     refuse: PdbusError | None = None

@@ -12,10 +12,11 @@ from loadtest.simulated_version import meta_files
 from pdbus.model.config import expected_tensors, from_hf
 
 
-def tiny_checkpoint(folder: Path, context_tokens: int = 2048) -> Path:
-    """Writes a Hugging Face folder: 2 layers of width 64, random weights, ids of tokens are bytes."""
+def tiny_checkpoint(folder: Path, context_tokens: int = 2048, **larger: int) -> Path:
+    """Writes a Hugging Face folder: 2 layers of width 64, random weights, ids of tokens are bytes. `larger`: other
+    sizes, by their names in config.json."""
     files = meta_files()
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1} | larger
     config = json.loads(files["config.json"]) | sizes | {"max_position_embeddings": context_tokens}
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in (files | {"config.json": json.dumps(config).encode()}).items():

@@ -16,7 +16,7 @@ from pdbus.weights.manifest import Manifest
 
 
 class CheckpointSource:
-    """A WeightSource (pdbus/engine/version.py)."""
+    """A WeightSource (pdbus/engine/sources.py)."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint

@@ -20,7 +20,7 @@ from pdbus.bus.presence import Fleet
 from pdbus.context import Deadline
 from pdbus.stack.nats_server import embedded_nats
 
-_MODEL = "rows"
+MODEL = "rows"
 _END_S = 15.0
 
 
@@ -34,7 +34,7 @@ async def serving(servers: int = 1) -> AsyncIterator[str]:
             try:
                 for number in range(servers):
                     own = {"PDBUS_ID": f"rows-{number}", "PDBUS_DATA": f"{folder}/{number}", "NATS_URL": nats.url}
-                    own |= {"PDBUS_MODEL": _MODEL, "PDBUS_CHECKPOINT": str(checkpoint)}
+                    own |= {"PDBUS_MODEL": MODEL, "PDBUS_CHECKPOINT": str(checkpoint)}
                     children.append(
                         await asyncio.create_subprocess_exec(
                             *(sys.executable, "-m", "pdbus.param_server"), env={**os.environ, **own}
@@ -53,7 +53,7 @@ async def serving(servers: int = 1) -> AsyncIterator[str]:
                     await asyncio.wait_for(child.wait(), _END_S)
 
 
-def main(argv: list[str]) -> int:
+def arguments(argv: list[str]) -> argparse.Namespace:
     made = argparse.ArgumentParser(prog="python -m loadtest weights_rows", description=measure.__doc__)
     made.add_argument("--rows", type=int, default=10_000_000, help="of the table (default: %(default)s)")
     made.add_argument("--rate", type=float, default=12_000, help="single-row updates a second (default: %(default)s)")
@@ -61,7 +61,11 @@ def main(argv: list[str]) -> int:
     made.add_argument("--servers", type=int, default=1, help="param-servers (default: %(default)s)")
     made.add_argument("--seal", action="store_true", help="and how long sealing the table takes then")
     made.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
-    given = made.parse_args(argv)
+    return made.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    given = arguments(argv)
     found = asyncio.run(_run(given))
     print("\n".join(found.lines()))
     if given.json:
@@ -71,4 +75,4 @@ def main(argv: list[str]) -> int:
 
 async def _run(given: argparse.Namespace) -> RowsReport:
     async with serving(given.servers) as url:
-        return await measure(url, _MODEL, rows=given.rows, per_s=given.rate, seconds=given.duration, seal=given.seal)
+        return await measure(url, MODEL, rows=given.rows, per_s=given.rate, seconds=given.duration, seal=given.seal)

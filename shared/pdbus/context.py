@@ -9,6 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from pdbus.errors import DeadlineExceeded
 
+DEFAULT_PRIORITY = 5
+HIGHEST_PRIORITY = 9
+"""Of requests, from 0."""
+
 LONGEST_DEADLINE_S = 600.0
 """No request may live longer; roots stay fetchable and second deletes wait for this long."""
 
@@ -74,6 +78,8 @@ class RequestContext:
     tenant: str = "anonymous"
     api_key: str | None = field(default=None, repr=False)
     """Only from a caller to a router, which takes it off: between services the tenant counts."""
+    priority: int = DEFAULT_PRIORITY
+    """Asked for by a caller; a router limits it to what the key may have."""
 
     @classmethod
     def after(cls, seconds: float) -> RequestContext:

@@ -24,6 +24,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+MOST_RETRY_AFTER_S = 3600.0
+"""What a peer tells beyond it means nothing."""
+
 
 class PdbusError(Exception):
     """Base of every error that may cross the bus. `retryable`: the same request may succeed elsewhere or later."""
@@ -114,8 +117,10 @@ class WireError:
         return cls(PdbusError.code, f"internal error ({type(error).__name__}); the service's log has the details")
 
     def to_exception(self) -> PdbusError:
-        known = _BY_CODE.get(self.code, PdbusError)
-        return known(self.message, param=self.param, retry_after_s=self.retry_after_s)
+        known, after_s = _BY_CODE.get(self.code, PdbusError), self.retry_after_s
+        if after_s is not None and not 0 <= after_s <= MOST_RETRY_AFTER_S:  # NaN too
+            after_s = None
+        return known(self.message, param=self.param, retry_after_s=after_s)
 
 
 def _tree(base: type[PdbusError]) -> list[type[PdbusError]]:

@@ -20,13 +20,13 @@ from pathlib import Path
 
 import msgspec
 
+from pdbus.context import DEFAULT_PRIORITY
 from pdbus.errors import Conflict, InvalidRequest, NotFound
 
 _KEY = re.compile(r"pdk-([0-9a-f]{12})-([A-Za-z0-9_-]{43})")
 _TENANT = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 ANONYMOUS = "anonymous"
 """Everybody, where no keys are asked for."""
-DEFAULT_PRIORITY = 5
 
 
 class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

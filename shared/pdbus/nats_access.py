@@ -20,6 +20,11 @@ def inbox_of(public_key: str) -> str:
     return f"{OPEN_INBOX}.{public_key[:_NAME_CHARS]}"
 
 
+def shown(urls: str) -> str:
+    """Addresses of servers, without users and passwords."""
+    return ", ".join(url.strip().rpartition("//")[2].rpartition("@")[2] for url in urls.split(","))
+
+
 @dataclass(frozen=True, kw_only=True)
 class NatsAccess:
     """Files that are read again at each connection, so that keys can be changed under a running process.

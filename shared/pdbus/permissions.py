@@ -17,8 +17,6 @@ from pdbus import subjects as s
 from pdbus.nats_access import OPEN_INBOX
 from pdbus.subjects import ANY, Bulk, Event, Log, Rpc, StreamRpc, Subject, Work
 
-LONGEST_REPLY_S = 660
-"""A request lives for ten minutes at most (context.py); so long its reply may take."""
 SOURCE = "features"
 """The kind of a caller's own feature service (PDBUS_FEATURE_SUBJECT)."""
 _JS = "$JS.API"
@@ -35,7 +33,11 @@ class Grant:
     sends: tuple[Event[Any] | Bulk, ...] = ()
     hears: tuple[Event[Any] | Bulk, ...] = ()
     follows: tuple[Log[Any], ...] = ()
+    tails: tuple[Log[Any], ...] = ()
+    """Of those that it follows: at their pace, by consumers of its own."""
     appends: tuple[Log[Any], ...] = ()
+    purges: tuple[Log[Any], ...] = ()
+    """Of what became part of a version."""
     puts: tuple[Work[Any], ...] = ()
     takes: tuple[Work[Any], ...] = ()
     ensures: bool = False
@@ -43,28 +45,33 @@ class Grant:
     service: bool = True
     """Tells of itself: by presence, and by the NATS services API."""
     answers_any: bool = False
-    """May publish into every inbox. Else NATS keeps the reply subject of each request that is being answered, and lets
-    only those be used; it counts them one by one at each message once there are thousands, as a router has."""
+    """May publish into every inbox. Others only to where a message asked them to (Replies); routers stream."""
     asks_services: bool = False
-    """`nats micro list` and the like."""
+    """`nats micro list` and the like, and what each process holds."""
 
 
 _PRESENT = (s.PRESENCE,)
 _READS_WEIGHTS = (s.WEIGHT_BLOCKS, s.WEIGHT_BLOCKS_OF)
 _CACHES = (s.CACHE_GET, s.CACHE_PUT)
 _RECEIVES = (s.TRANSFER,)
-_ASKED = (s.INFER, s.EMBED, s.FEATURES)
+_VERSIONS = (s.CHANGELOG, s.CHECKPOINTS)
+_ASKED = (s.INFER, s.EMBED, s.FEATURES, s.JOB_SUBMIT, s.JOB_STATE, s.JOB_CANCEL, s.JOB_WATCH)
+_JOB_LOGS = (s.RESULTS, s.BATCHES, s.FILES)
+_JOB_QUEUES = (s.JOBS, s.BATCH_JOBS)
 
 GRANTS: Final[Mapping[str, Grant]] = {
     "router": Grant(
-        serves=(*_ASKED, s.DRAIN),
+        serves=(*_ASKED, s.REF_STATS, s.DRAIN),
         calls=(
             s.PREFILL_RUN, s.PREFILL_RESEND, s.PREFILL_EMBED, s.DECODE_RUN, s.DECODE_RESEND, s.KVINDEX_SNAPSHOT,
             *_READS_WEIGHTS, *_CACHES, s.CACHE_DELETE, s.FEATURE_SOURCE,
         ),
-        sends=(*_PRESENT, s.CANCEL, s.TRANSFER),
-        hears=(*_PRESENT, s.TOKENS, s.KVINDEX, *_RECEIVES),
-        follows=(s.CHANGELOG,),
+        sends=(*_PRESENT, s.CANCEL, s.TRANSFER, s.JOB_PROGRESS),
+        hears=(*_PRESENT, s.TOKENS, s.KVINDEX, *_RECEIVES, s.JOB_PROGRESS),
+        follows=(*_VERSIONS, *_JOB_LOGS),
+        appends=_JOB_LOGS,
+        puts=_JOB_QUEUES,
+        takes=_JOB_QUEUES,
         answers_any=True,
     ),
     "prefill": Grant(
@@ -72,7 +79,7 @@ GRANTS: Final[Mapping[str, Grant]] = {
         calls=(s.DECODE_RESERVE, *_READS_WEIGHTS, *_CACHES),
         sends=(*_PRESENT, s.TOKENS, s.CANCEL, s.KVINDEX, s.KV, s.TRANSFER),
         hears=(*_PRESENT, s.CANCEL, *_RECEIVES),
-        follows=(s.CHANGELOG, s.INVALIDATED),
+        follows=(*_VERSIONS, s.INVALIDATED),
     ),
     "decode": Grant(
         serves=(
@@ -82,7 +89,7 @@ GRANTS: Final[Mapping[str, Grant]] = {
         calls=(s.DECODE_ADOPT, s.DECODE_PAGES, *_READS_WEIGHTS, *_CACHES),
         sends=(*_PRESENT, s.TOKENS, s.CANCEL, s.KVINDEX, s.TRANSFER),
         hears=(*_PRESENT, s.CANCEL, s.KV, *_RECEIVES),
-        follows=(s.CHANGELOG, s.INVALIDATED),
+        follows=(*_VERSIONS, s.INVALIDATED),
     ),
     "cache": Grant(
         serves=(s.CACHE_GET, s.CACHE_PUT, s.CACHE_DELETE, s.CACHE_SCAN, s.DRAIN),
@@ -91,12 +98,13 @@ GRANTS: Final[Mapping[str, Grant]] = {
         follows=(s.INVALIDATED,),
     ),
     "param_server": Grant(
-        serves=(*_READS_WEIGHTS, s.WEIGHTS_STAGE, s.WEIGHTS_PREPARE, s.DRAIN),
-        calls=(s.WEIGHT_BLOCKS_OF,),
+        serves=(*_READS_WEIGHTS, s.WEIGHTS_STAGE, s.WEIGHTS_PREPARE, s.TABLE_READ, s.WEIGHTS_HEAT, s.DRAIN),
+        calls=(*_READS_WEIGHTS, s.WEIGHTS_STAGE, s.WEIGHTS_PREPARE),
         sends=(*_PRESENT, s.TRANSFER),
         hears=(*_PRESENT, *_RECEIVES),
-        follows=(s.CHANGELOG,),
-        appends=(s.CHANGELOG,),
+        follows=(*_VERSIONS, s.ROWS),
+        tails=(s.ROWS,),
+        appends=_VERSIONS,
         ensures=True,
     ),
     "invalidator": Grant(
@@ -104,18 +112,24 @@ GRANTS: Final[Mapping[str, Grant]] = {
         calls=(s.CACHE_DELETE, s.CACHE_SCAN),
         sends=_PRESENT,
         hears=_PRESENT,
-        follows=(s.CHANGELOG, s.INVALIDATED),
+        follows=(*_VERSIONS, s.INVALIDATED),
         appends=(s.INVALIDATED,),
         puts=(s.DELETES,),
         takes=(s.DELETES,),
         ensures=True,
     ),
     "operator": Grant(
-        calls=(*_ASKED, *_READS_WEIGHTS, s.WEIGHTS_STAGE, s.WEIGHTS_PREPARE, s.DRAIN),
+        serves=(s.UPDATE_JOIN, s.UPDATE_STAGED),
+        calls=(
+            *_ASKED, *_READS_WEIGHTS, s.WEIGHTS_STAGE, s.WEIGHTS_PREPARE, s.UPDATE_JOIN, s.UPDATE_STAGED,
+            s.TABLE_READ, s.WEIGHTS_HEAT, s.REF_STATS, s.DRAIN,
+        ),
         sends=_RECEIVES,
         hears=(*_PRESENT, *_RECEIVES),
-        follows=(s.CHANGELOG, s.INVALIDATED),
-        appends=(s.CHANGELOG, s.INVALIDATED),
+        follows=(*_VERSIONS, s.INVALIDATED, s.BRANCH, s.ROWS),
+        tails=(s.ROWS,),
+        appends=(s.CHANGELOG, s.INVALIDATED, s.BRANCH, s.ROWS),
+        purges=(s.BRANCH, s.ROWS),
         ensures=True,
         service=False,
         asks_services=True,
@@ -127,13 +141,33 @@ GRANTS: Final[Mapping[str, Grant]] = {
 
 
 @dataclass(frozen=True)
+class Replies:
+    """A user may publish `most` times to the reply subject of a message that it got, within `seconds`.
+
+    The server remembers each subject until then, and goes through all of them at each message once they are more than
+    4,096: so who answers does it once, and who reads streams has the few seconds between two signs of life."""
+
+    most: int
+    seconds: int
+
+
+ANSWERS: Final = Replies(1, 660)
+"""Of who serves requests: they live for ten minutes at most (context.py), and each has one answer."""
+LEAVES: Final = Replies(100, 10)
+"""Of who reads streams: it tells the sender that nobody reads any more, once for each frame that still comes."""
+
+ANSWERS_AND_LEAVES: Final = Replies(LEAVES.most, ANSWERS.seconds)
+"""Of who does both, and of neither much."""
+
+
+@dataclass(frozen=True)
 class Permissions:
     """Of one user, as NATS has them."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
-    replies: bool
-    """It may also publish once to the reply subject of each message that it gets, within LONGEST_REPLY_S."""
+    replies: Replies | None
+    """None: into any inbox."""
 
 
 def permissions(kind: str, inbox: str, feature_subject: str = "") -> Permissions:
@@ -143,7 +177,15 @@ def permissions(kind: str, inbox: str, feature_subject: str = "") -> Permissions
     subscribe = {f"{inbox}.>", *_heard(kind, grant, feature_subject)}
     if grant.answers_any:
         publish.add(f"{OPEN_INBOX}.>")
-    return Permissions(tuple(sorted(publish)), tuple(sorted(subscribe)), replies=not grant.answers_any)
+    return Permissions(tuple(sorted(publish)), tuple(sorted(subscribe)), _replies(grant))
+
+
+def _replies(grant: Grant) -> Replies | None:
+    if grant.answers_any:
+        return None
+    if not any(isinstance(subject, StreamRpc) for subject in grant.calls):
+        return ANSWERS
+    return ANSWERS_AND_LEAVES if grant.serves else LEAVES
 
 
 def _published(kind: str, grant: Grant, feature_subject: str) -> Iterator[str]:
@@ -153,7 +195,7 @@ def _published(kind: str, grant: Grant, feature_subject: str) -> Iterator[str]:
     if any(isinstance(subject, Bulk) for subject in grant.hears):
         yield _any(s.CREDIT)
     if grant.asks_services:
-        yield from ("$SRV.>", f"{_JS}.INFO")
+        yield from ("$SRV.>", f"{_JS}.INFO", _any(s.DEBUG))
 
 
 def _heard(kind: str, grant: Grant, feature_subject: str) -> Iterator[str]:
@@ -164,7 +206,7 @@ def _heard(kind: str, grant: Grant, feature_subject: str) -> Iterator[str]:
     if any(isinstance(subject, Bulk) for subject in grant.sends):
         yield _any(s.CREDIT)
     if grant.service:
-        yield from ("$SRV.*", f"$SRV.*.{kind}", f"$SRV.*.{kind}.*")
+        yield from ("$SRV.*", f"$SRV.*.{kind}", f"$SRV.*.{kind}.*", _own(s.DEBUG, service=kind))
 
 
 def _jetstream(grant: Grant) -> Iterator[str]:
@@ -172,6 +214,13 @@ def _jetstream(grant: Grant) -> Iterator[str]:
         yield f"{_JS}.STREAM.INFO.{log.stream}"
     for log in {*grant.follows, *grant.appends}:
         yield f"{_JS}.STREAM.MSG.GET.{log.stream}"
+    for log in grant.tails:
+        yield f"{_JS}.CONSUMER.CREATE.{log.stream}"
+        yield f"{_JS}.CONSUMER.CREATE.{log.stream}.>"
+        yield f"{_JS}.CONSUMER.DELETE.{log.stream}.*"
+        yield f"$JS.FC.{log.stream}.>"
+    for log in grant.purges:
+        yield f"{_JS}.STREAM.PURGE.{log.stream}"
     for queue in grant.puts:
         yield f"{_JS}.STREAM.MSG.GET.{queue.stream}"
     for queue in grant.takes:

@@ -21,9 +21,11 @@ from pdbus.messages import (
     bulk,
     cache,
     changelog,
+    debug,
     decode,
     features,
     invalidator,
+    jobs,
     param_server,
     prefill,
     presence,
@@ -142,6 +144,8 @@ class Work(Subject, Generic[Q]):
     message: type[Q]
     stream: str
     durable: str
+    ack_wait_s: float = 30.0
+    """Whoever says nothing for so long while it works has died: another gets the message."""
 
     def __call__(self, **tokens: str) -> ToEvent[Q]:
         return ToEvent(self, self.name(**tokens))
@@ -199,6 +203,8 @@ ROWS = Log("pd.v1.rows.{model}.{table}", rows.RowsUpdate, stream="PD_ROWS")
 """The row log of a sparse table."""
 TABLE_READ = Rpc("pd.v1.tables.{model}.at.{server}.read", rows.TableRead, rows.TableRows)
 """By name: a reader has to know how far each replica is."""
+WEIGHTS_HEAT = Rpc("pd.v1.weights.{model}.at.{server}.heat", param_server.HeatWanted, param_server.HeatReply)
+"""For people and tools: what of the model is read and changed most."""
 
 CACHE_GET = Rpc("pd.v1.cache.{node}.get", cache.CacheGet, cache.CacheGetReply)
 CACHE_PUT = Rpc("pd.v1.cache.{node}.put", cache.CachePut, cache.CachePutReply)
@@ -206,6 +212,8 @@ CACHE_DELETE = Rpc("pd.v1.cache.{node}.delete", cache.CacheDelete, cache.CacheDe
 CACHE_SCAN = Rpc("pd.v1.cache.{node}.scan", cache.CacheScan, cache.CacheScanReply)
 
 PRESENCE = Event("pd.v1.presence.{service}.{id}", presence.Card)
+DEBUG = Rpc("pd.v1.debug.{service}.{id}", debug.HoldingsWanted, debug.Holdings)
+"""To one process: what it holds."""
 CHANGELOG = Log("pd.v1.changelog.{model}", changelog.LogEntry, stream="PD_CHANGELOG")
 CHECKPOINTS = Log("pd.v1.checkpoints.{model}", changelog.Checkpoint, stream="PD_CHECKPOINTS")
 """The newest two of each change log."""
@@ -213,6 +221,20 @@ BRANCH = Log("pd.v1.branch.{model}.{branch}", updates.BranchEntry, stream="PD_BR
 """Staging branches: what is sealed is purged."""
 INVALIDATED = Log("pd.v1.invalidated", workers.Invalidated, stream="PD_INVALIDATED")
 DELETES = Work("pd.v1.deletes.{model}", invalidator.DueDelete, stream="PD_DELETES", durable="invalidator")
+
+JOBS = Work("pd.v1.jobs.{model}", jobs.JobWork, stream="PD_JOBS", durable="router", ack_wait_s=5.0)
+"""Put in by routers only, which know whose it is: a caller asks them by JOB_SUBMIT."""
+BATCH_JOBS = Work("pd.v1.batchjobs.{model}", jobs.BatchWork, stream="PD_BATCHJOBS", durable="router", ack_wait_s=5.0)
+RESULTS = Log("pd.v1.results.{tenant}.{job}", jobs.JobEntry, stream="PD_RESULTS")
+BATCHES = Log("pd.v1.batches.{tenant}.{batch}", jobs.BatchEntry, stream="PD_BATCHES")
+FILES = Log("pd.v1.files.{tenant}.{file}", jobs.FileEntry, stream="PD_FILES")
+JOB_PROGRESS = Event("pd.v1.jobs.progress.{tenant}.{job}", jobs.JobProgress)
+"""Of jobs and of batches, among routers; a caller asks one of them by JOB_WATCH."""
+JOB_SUBMIT = Rpc("pd.v1.jobs.{model}.submit", jobs.JobSubmit, jobs.JobTold, queue="router")
+JOB_STATE = Rpc("pd.v1.jobs.{model}.state", jobs.JobWanted, jobs.JobTold, queue="router")
+JOB_CANCEL = Rpc("pd.v1.jobs.{model}.cancel", jobs.JobWanted, jobs.JobTold, queue="router")
+JOB_WATCH = StreamRpc("pd.v1.jobs.{model}.watch", jobs.JobWanted, jobs.JobTold, queue="router")
+"""Its state, again and again as it changes, until it has ended."""
 
 KV = Bulk("pd.v1.kv.{worker}.{session}.{attempt}")
 """Prefill to decode; the lease names it."""

@@ -16,6 +16,7 @@ import tokenizers
 
 from pdbus.bus.bus import connect
 from pdbus.bus.presence import Fleet
+from pdbus.client.weights import Weights
 from pdbus.context import Deadline
 from pdbus.model.backends import BackendOptions, open_backend
 from pdbus.model.checkpoint import open_checkpoint
@@ -85,9 +86,9 @@ def small_chunks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield running
 
 
-async def _ask(http: aiohttp.ClientSession, stack: Stack, prompt: list[int]) -> tuple[Answer, int]:
-    """The answer, and how many of the prompt's tokens were cached."""
-    body = {"model": stack.model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "logprobs": TOP}
+async def _ask(http: aiohttp.ClientSession, stack: Stack, prompt: list[int], ref: str = "") -> tuple[Answer, int, str]:
+    """The answer, how many of the prompt's tokens were cached, and the version that answered."""
+    body = {"model": f"{stack.model}{ref}", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "logprobs": TOP}
     body |= {"return_token_ids": True, "ignore_eos": True}
     headers = {"Cache-Control": "no-cache, no-store"}  # the result cache is not what is tested here
     async with http.post(f"{stack.url}/v1/completions", json=body, headers=headers) as response:
@@ -97,18 +98,19 @@ async def _ask(http: aiohttp.ClientSession, stack: Stack, prompt: list[int]) -> 
     told = choice["logprobs"]
     best = [sorted(top.values(), reverse=True)[:TOP] for top in told["top_logprobs"]]
     logprobs = tuple((own, *top) for own, top in zip(told["token_logprobs"], best, strict=True))
-    return Answer(tuple(choice["token_ids"]), logprobs), answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return Answer(tuple(choice["token_ids"]), logprobs), cached, answer["system_fingerprint"]
 
 
 async def _one_by_one(stack: Stack, prompts: Sequence[list[int]]) -> tuple[list[Answer], list[int]]:
     async with aiohttp.ClientSession() as http:
         found = [await _ask(http, stack, prompt) for prompt in prompts]
-    return [answer for answer, _ in found], [cached for _, cached in found]
+    return [answer for answer, _, _ in found], [cached for _, cached, _ in found]
 
 
 async def _together(stack: Stack, prompts: Sequence[list[int]]) -> list[Answer]:
     async with aiohttp.ClientSession() as http:
-        return [answer for answer, _ in await asyncio.gather(*(_ask(http, stack, prompt) for prompt in prompts))]
+        return [answer for answer, _, _ in await asyncio.gather(*(_ask(http, stack, prompt) for prompt in prompts))]
 
 
 async def test_the_workers_compute_in_int8_and_say_so(default: Stack, reference: Reference) -> None:
@@ -134,6 +136,24 @@ async def test_not_a_bit_depends_on_batch_chunks_caches_or_the_hand_over(
     assert await _together(default, prompts) == expected
     assert await _together(small_chunks, prompts) == expected
     assert (await _one_by_one(small_chunks, prompts[:4]))[0] == expected[:4]
+
+
+@pytest.mark.timeout(400)
+async def test_the_version_made_in_int8_at_a_param_server_answers_with_the_same_bits_under_its_own_name(
+    default: Stack, reference: Reference
+) -> None:
+    async with connect(default.nats_url, name="test") as bus:
+        weights = Weights(bus, default.model)
+        root = (await weights.history()).refs["stable"]
+        await weights.convert("stable", "int8")
+        made = await weights.converted(root, "int8", 60.0)
+        assert await weights.wait_for_ref("stable-int8", made, 60.0)
+        await weights.close()
+    async with aiohttp.ClientSession() as http:
+        for ref, version in (("@stable-int8", made), ("@stable", root)):
+            answer, _, fingerprint = await _ask(http, default, reference.prompts[0], ref)
+            assert answer == reference.answers[0]
+            assert version.hex().startswith(fingerprint.removeprefix("root-"))
 
 
 @pytest.mark.slow

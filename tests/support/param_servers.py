@@ -1,4 +1,5 @@
-"""Param-servers in the test's process, on a real bus, and a reader of their versions."""
+"""Param-servers in the test's process, on a real bus, with the cards that the runtime would publish for them; and a
+reader of their versions."""
 
 from __future__ import annotations
 
@@ -17,33 +18,40 @@ from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import BlockReader
 
 
-class Rig:
-    """Two param-servers with one checkpoint, as one model."""
+class ParamServers:
+    """Of one model, by name. They end with `life`."""
 
     def __init__(self, url: str, model: str, folder: Path, life: AsyncExitStack) -> None:
         self.url, self.model, self.folder, self.life = url, model, folder, life
-        self.servers: dict[str, ParamServerService] = {}
+        self.running: dict[str, ParamServerService] = {}
+        self.checkpoint: Path | None = None
+        """That the last server with one was started with."""
         self._lives: dict[str, AsyncExitStack] = {}
 
-    async def start(self, name: str, checkpoint: Path | None = None) -> None:
-        id, source = f"{self.model}-{name}", str(checkpoint) if checkpoint else None
-        settings = ParamServerSettings(id=id, model=self.model, data=self.folder / name, checkpoint=source)
+    def id(self, name: str) -> str:
+        return f"{self.model}-{name}"
+
+    async def start(self, name: str, checkpoint: Path | None = None) -> ParamServerService:
+        source = str(checkpoint) if checkpoint else None
+        self.checkpoint = checkpoint or self.checkpoint
+        settings = ParamServerSettings(id=self.id(name), model=self.model, data=self.folder / name, checkpoint=source)
         life = self._lives[name] = await self.life.enter_async_context(AsyncExitStack())
         bus = await life.enter_async_context(connect(self.url, name=name))
-        service = self.servers[name] = await life.enter_async_context(ParamServerService(settings, bus))
+        service = self.running[name] = await life.enter_async_context(ParamServerService(settings, bus))
 
         def card(seq: int) -> Card:
-            return service.card(Card("param_server", id, bus.incarnation, seq, "ready", self.model))
+            return service.card(Card("param_server", settings.id, bus.incarnation, seq, "ready", self.model))
 
         await life.enter_async_context(Presence(bus, card))
+        return service
 
     async def stop(self, name: str) -> None:
-        del self.servers[name]
+        del self.running[name]
         await self._lives.pop(name).aclose()
 
 
-async def tensors(rig: Rig, root: bytes) -> dict[str, np.ndarray]:
+async def tensors(servers: ParamServers, root: bytes) -> dict[str, np.ndarray]:
     """The version as a reader gets it that knows nothing yet."""
-    async with connect(rig.url, name="reader") as bus, HistoryFollower(bus, rig.model) as follower:
+    async with connect(servers.url, name="reader") as bus, HistoryFollower(bus, servers.model) as follower:
         await follower.wait_for(lambda history: root in history.roots, Deadline.after(10))
-        return await BlockReader(bus, rig.model, follower).tensors(root, RequestContext.after(20))
+        return await BlockReader(bus, servers.model, follower).tensors(root, RequestContext.after(20))

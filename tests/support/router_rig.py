@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from loadtest.simulated import SimulatedWorker
 from loadtest.simulated_peers import Peers
 from loadtest.simulated_version import SimulatedVersions, scope, version
-from pdbus.bus.bus import Bus, memory_bus
+from pdbus.bus.bus import Bus, connect, memory_bus
 from pdbus.bus.memory import MemoryBroker
 from pdbus.bus.presence import Fleet
 from pdbus.context import Deadline, RequestContext
@@ -111,21 +111,38 @@ async def until(holds: Callable[[], bool], seconds: float = 3.0) -> None:
 
 @asynccontextmanager
 async def rig(
-    prefills: int = 1, decodes: int = 1, versions: int = 1, local_tokens: int = 0, **settings: object
+    prefills: int = 1,
+    decodes: int = 1,
+    versions: int = 1,
+    local_tokens: int = 0,
+    nats_url: str | None = None,
+    model: str = MODEL,
+    slots: int = 0,
+    step_s: float = 0.0,
+    **settings: object,
 ) -> AsyncIterator[Rig]:
+    """`nats_url`: of a real server, with streams; None: the in-memory twin. `slots`, `step_s`: of each decode worker
+    (loadtest/simulated_behaviour.py)."""
+
+    def connected() -> AbstractAsyncContextManager[Bus]:
+        return memory_bus(broker) if nats_url is None else connect(nats_url, name="rig")
+
     manifests = [version(number) for number in range(versions)]
     roots = tuple(manifest.root for manifest in manifests)
     scopes = {manifest.root: scope(manifest) for manifest in manifests}
     made = SimulatedVersions(*manifests)
     broker, peers, ring = MemoryBroker(), Peers(), DictRing()
     async with AsyncExitStack() as stack:
-        bus = await stack.enter_async_context(memory_bus(broker))
+        bus = await stack.enter_async_context(connected())
+        if nats_url is not None:
+            await bus.logs.ensure()
         fleet = await stack.enter_async_context(Fleet(bus))
 
         async def start(service: str, id: str) -> SimulatedWorker:
-            own = await stack.enter_async_context(memory_bus(broker))
-            worker = SimulatedWorker(service, id, own, roots, MODEL, peers, scopes)
+            own = await stack.enter_async_context(connected())
+            worker = SimulatedWorker(service, id, own, roots, model, peers, scopes)
             worker.local_tokens = local_tokens if service == "decode" else 0
+            worker.behaviour.slots, worker.behaviour.step_s = min(slots, 1) if service == "prefill" else slots, step_s
             return await stack.enter_async_context(worker)
 
         workers = {
@@ -134,7 +151,7 @@ async def rig(
         }
         total = prefills + decodes
         await fleet.wait_for(lambda f: len(f.live("prefill")) + len(f.live("decode")) == total, Deadline.after(5))
-        chosen = RouterSettings(**({"id": "r-0", "model": MODEL, "http_port": 0} | settings))  # type: ignore[arg-type]
+        chosen = RouterSettings(**({"id": "r-0", "model": model, "http_port": 0} | settings))  # type: ignore[arg-type]
         made_router = await stack.enter_async_context(router(chosen, bus, fleet, made, made, ring, DictEntries()))
         for root in roots:
             await made_router.frontend.models.get(root, Deadline.after(5))

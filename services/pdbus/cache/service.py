@@ -81,6 +81,12 @@ class CacheService(Service[CacheSettings]):
             bytes_total=self.store.budget_bytes,
         )
 
+    def held(self) -> dict[str, int]:
+        return {"transfers": len(self._transfers)}
+
+    def kept(self) -> dict[str, int]:
+        return {"entries": len(self.store), "bytes": self.store.used_bytes}
+
     def card(self, card: Card) -> Card:
         if self.invalidations.caught_up:
             return card

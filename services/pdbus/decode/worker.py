@@ -62,6 +62,7 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
         `snapshot_tokens`: after so many of an answer, each time, its pages go to the cache nodes; 0: never."""
         super().__init__(bus, id, model, versions, fleet, pool, limits, MOST_JOBS, swap)
         self.l2 = PrefixTier(ring, fleet, self.core)
+        self._swap = swap
         self.leases = Leases(MOST_LEASES)
         self.threshold = Threshold(limits.page_tokens, limits.chunk_tokens, colocated=colocated)
         self.snapshot_tokens = snapshot_tokens
@@ -101,6 +102,13 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
         """What has no token yet starts again elsewhere, answers move, and what can do neither is finished."""
         await self.mover.empty()
 
+    def held(self) -> dict[str, int]:
+        swapped = self._swap.used_slots if self._swap else 0
+        return super().held() | {"leases": len(self.leases), "swapped_pages": swapped}
+
+    def kept(self) -> dict[str, int]:
+        return super().kept() | {"pages_to_write": self.l2.to_write}
+
     def tick(self, now_s: float) -> None:
         self.guests.expire(now_s)
         self.mover.rebalance(now_s)
@@ -130,7 +138,7 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
         """Starts a job that reads the prompt here, and takes over the pin; False where it was taken already."""
         if isinstance(self.jobs.get((ticket.session, ticket.attempt)), DecodeJob):
             raise Conflict(f"attempt {ticket.attempt} of {ticket.session} waits for a hand-over")
-        if not self.jobs.admit(ticket.request_id, ticket.choice, ticket.attempt):
+        if not self.jobs.admit(ticket):
             return False
         self.jobs.start(LocalJob(self, ticket, pin, deadline))
         return True
@@ -158,7 +166,7 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
                 raise InvalidRequest(f"KV of {message.tokens} tokens does not fit the context", param="tokens")
             hold = self.core.pages.hold()
             held.callback(self.core.post, hold.release)
-            await self.core.call(lambda: self._allocate(hold, message.tokens))
+            await self.core.call(lambda: self._allocate(hold, message.tokens, message.tenant))
             # Another message of this attempt may have been served meanwhile; from here on nothing awaits.
             job = self._leased(message)
             if job is None:
@@ -169,13 +177,13 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
                 held.pop_all()
         return job
 
-    def _allocate(self, hold: PageHold, tokens: int) -> None:
+    def _allocate(self, hold: PageHold, tokens: int, tenant: str) -> None:
         """Pages for the prompt and the first token, such that every running answer can still grow by one; but none
-        before preempted answers have theirs back."""
+        before preempted answers have theirs back, unless the tenant holds less than its share."""
         wanted = self.pool.format.pages_for(tokens + 1)
         if wanted > self.core.pages.total:
             raise TooLarge(f"{tokens} tokens are more than this worker's KV pool holds", param="tokens")
-        if self.core.preempted or not self.core.pages.can_allocate(wanted + self.core.running):
+        if not self.core.make_room(tenant, wanted):
             raise Overloaded("no KV pages are free here", retry_after_s=0.5)
         hold.allocate(wanted)
 
@@ -193,7 +201,7 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
         job = self._two_legged(attempt)
         if job is not None and not job.closed and not job.stopping:
             return job
-        if not self.jobs.admit(attempt.request_id, attempt.choice, attempt.attempt):
+        if not self.jobs.admit(attempt):
             return None
         job = DecodeJob(self, attempt, prefill_worker, deadline)
         self.jobs.start(job)

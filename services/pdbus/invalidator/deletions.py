@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pdbus.messages.common import Digest
 from pdbus.messages.invalidator import DueDelete
 from pdbus.messages.workers import Invalidated
-from pdbus.weights.history import History, Version
+from pdbus.weights.history import History
+from pdbus.weights.log_state import Version
 
 NS = 1_000_000_000
 HORIZON_S = 12 * 3600

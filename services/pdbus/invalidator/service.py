@@ -79,6 +79,12 @@ class InvalidatorService(Service[InvalidatorSettings]):
     def load(self) -> Load:
         return Load(running=int(self._working), waiting=len(self._reminded))
 
+    def held(self) -> dict[str, int]:
+        return {"deleting": int(self._working)}
+
+    def kept(self) -> dict[str, int]:
+        return {"deletes_to_come": len(self._reminded)}
+
     def card(self, card: Card) -> Card:
         return replace(card, detail=self._audit.told)
 

@@ -1,6 +1,6 @@
-from pdbus.param_server.service import ParamServerService
+from pdbus.param_server.group import ParamServers
 from pdbus.param_server.settings import ParamServerSettings
 from pdbus.runtime import run
 
 if __name__ == "__main__":
-    raise SystemExit(run(ParamServerService, ParamServerSettings))
+    raise SystemExit(run(ParamServers, ParamServerSettings))

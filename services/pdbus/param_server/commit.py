@@ -97,6 +97,11 @@ class LogWriter:
         ref = Ref(name, root, self._author, "workers have it ready", share)
         await self._append(LogEntry(ref=ref), self._follower.seq, deadline)
 
+    async def lead(self, name: str, root: Digest, why: str, deadline: Deadline) -> None:
+        """Makes the version the head of a line, unless the log has moved on; the ref follows when workers are ready."""
+        ref = Ref(name, root, self._author, why, self._follower.history.shares.get(name), now=False)
+        await self._append(LogEntry(ref=ref), self._follower.seq, deadline)
+
     async def abort(self, tx: str, reason: str, deadline: Deadline) -> None:
         """Ends a transaction that has no commit by its deadline; where one comes first, the abort is void."""
         await self._append(LogEntry(abort=Abort(tx, reason, DeadlineExceeded.code)), None, deadline)

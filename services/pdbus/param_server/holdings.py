@@ -37,6 +37,15 @@ class Holdings:
         self._layers_of: dict[Digest, tuple[Digest, ...]] = {}
         self._cuts: dict[Digest, Mapping[int, tuple[Block, ...]]] = {}
         """By layer digest, its blocks by shard."""
+        self._names: dict[Digest, tuple[str, int]] | None = None
+
+    @property
+    def names(self) -> Mapping[Digest, tuple[str, int]]:
+        """(tensor, slice) of each block, one of them where equal blocks have several names."""
+        if self._names is None:
+            blocks = (block for cut in self._cuts.values() for some in cut.values() for block in some)
+            self._names = {block.digest: (block.tensor, block.index) for block in blocks}
+        return self._names
 
     def gap(self, roots: Iterable[Digest], duties: frozenset[int]) -> Gap:
         """Reads the manifests from disk when it first meets them: call it in a thread."""
@@ -44,7 +53,8 @@ class Holdings:
         self._layers_of = {root: layers for root, layers in self._layers_of.items() if root in roots}
         unknown = tuple(root for root in roots if not self._know(root))
         named = {digest for layers in self._layers_of.values() for digest in layers}
-        self._cuts = {digest: cut for digest, cut in self._cuts.items() if digest in named}
+        if len(kept := {digest: cut for digest, cut in self._cuts.items() if digest in named}) != len(self._cuts):
+            self._cuts, self._names = kept, None
         missing: dict[Digest, Block] = {}
         incomplete: set[int] = set()
         for cut in self._cuts.values():
@@ -79,6 +89,7 @@ class Holdings:
                 if encoded is None:
                     return False
                 self._cuts[digest] = _by_shard(Layer.decode(bytes(encoded)))
+                self._names = None
         self._layers_of[root] = layers
         return True
 

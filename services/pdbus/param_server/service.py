@@ -18,6 +18,8 @@ from pdbus.errors import Corrupt
 from pdbus.messages.presence import Card, Load
 from pdbus.param_server.checkpoints import Checkpointer
 from pdbus.param_server.commit import LogWriter
+from pdbus.param_server.convert import Place
+from pdbus.param_server.converter import Converter
 from pdbus.param_server.publisher import Publisher
 from pdbus.param_server.reading import CheckpointReader
 from pdbus.param_server.repair import Repair
@@ -26,8 +28,10 @@ from pdbus.param_server.settings import SERVICE, ParamServerSettings
 from pdbus.param_server.staging import Staging
 from pdbus.param_server.store import BlockStore
 from pdbus.param_server.tables import Tables
+from pdbus.param_server.telling import HeatTeller
 from pdbus.param_server.upkeep import Upkeep
 from pdbus.peers.history import HistoryFollower
+from pdbus.peers.weights import BlockReader
 from pdbus.runtime import Service
 from pdbus.weights.blocks import SHARDS
 from pdbus.weights.history import History
@@ -53,6 +57,8 @@ class ParamServerService(Service[ParamServerSettings]):
             settings, self._store, self._server, self._repair, self._staging, self._follower, self._fleet
         )
         self._checkpoint = CheckpointReader(settings.checkpoint, self._store) if settings.checkpoint else None
+        place = Place(bus, model, me, self._store, self._follower, self._fleet, BlockReader(bus, model, self._follower))
+        self._converter = Converter(place, self._writer)
         self._starting = True
         self._life = AsyncExitStack()
         self._upkeeping = AsyncExitStack()
@@ -70,11 +76,13 @@ class ParamServerService(Service[ParamServerSettings]):
             await self._writer.join(Deadline.after(_LOG_S))
             await life.enter_async_context(self._server)
             await life.enter_async_context(self._staging)
+            await life.enter_async_context(HeatTeller(self.bus, model, self.settings.id, self._server.heat))
             if self._checkpoint:
                 await self._commit(self._checkpoint)
             checkpointer = Checkpointer(self.bus, model, self._follower)
             publisher = Publisher(model, self._writer, self._follower, self._fleet, checkpointer)
             await life.enter_async_context(publisher)
+            await life.enter_async_context(self._converter)
             self._starting = False
             await self._upkeep.round()
             await life.enter_async_context(self._tables)
@@ -100,9 +108,18 @@ class ParamServerService(Service[ParamServerSettings]):
     def load(self) -> Load:
         return Load(running=self._server.sending, waiting=self._server.waiting, streams=self.bus.bulk.open_streams)
 
+    def held(self) -> dict[str, int]:
+        return {
+            "sending": self._server.sending,
+            "waiting": self._server.waiting,
+            "transactions": len(self._staging.transactions),
+            "stagings": self._staging.taking,
+            "row_reads": self._tables.sending,
+        }
+
     def card(self, card: Card) -> Card:
         reading = self._checkpoint.detail if self._starting and self._checkpoint else ""
-        return replace(card, roots=self._upkeep.roots, detail=reading or self._upkeep.detail)
+        return replace(card, roots=self._upkeep.roots, detail=reading or self._upkeep.detail or self._converter.detail)
 
     def _on_change(self, history: History) -> None:
         """A log that begins anew knows neither this server nor its commit: a new start tells both again."""

@@ -17,6 +17,7 @@ from pdbus.errors import InvalidRequest, NotFound, Overloaded, PdbusError, TooLa
 from pdbus.messages.bulk import BlockHead
 from pdbus.messages.common import Digest
 from pdbus.messages.param_server import BlocksReply, BlocksRequest
+from pdbus.param_server.heat import Heat
 from pdbus.param_server.store import BlockStore
 from pdbus.subjects import TRANSFER, WEIGHT_BLOCKS, WEIGHT_BLOCKS_OF
 from pdbus.tasks import cancelled
@@ -47,6 +48,8 @@ class BlockServer:
         self._waiting = 0
         self._sends: set[asyncio.Task[None]] = set()
         self._open = True
+        self.heat = Heat()
+        """Of the blocks that it sends, and of those that commits change (upkeep.py)."""
         self.on_spoilt: Callable[[], None] = lambda: None
         """Called when blocks were found damaged on disk."""
 
@@ -105,6 +108,9 @@ class BlockServer:
             found = await asyncio.to_thread(self._read, message.digests)
             if self._store.spoilt > spoilt:
                 self.on_spoilt()
+            self.heat.read(
+                digest for digest, content in zip(message.digests, found, strict=True) if content is not None
+            )
             if not any(content is not None for content in found):
                 raise NotFound(f"{self._server} has none of these {len(found)} blocks")
             send = asyncio.create_task(self._send(message, found, ctx.deadline.within(SEND_S)))

@@ -16,3 +16,5 @@ class ParamServerSettings(Settings):
     """This server's own folder: no two processes may share one."""
     checkpoint: str | None = None
     """Directory, GGUF file or hub id. Without one the server holds copies of what others committed."""
+    param_models: tuple[str, ...] = ()
+    """The models whose weights this process serves (group.py); none named: PDBUS_MODEL alone."""

@@ -68,6 +68,11 @@ class Staging:
         self._ticking: asyncio.Task[None] | None = None
         self._stop_listening: Callable[[], None] = lambda: None
 
+    @property
+    def taking(self) -> int:
+        """Streams of staged blocks under way to here."""
+        return len(self._takes)
+
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self.transactions.load)
         self._stop_listening = self._follower.on_change(self._settle)

@@ -36,6 +36,7 @@ class BlockStore:
         self._checked: set[Digest] = set()
         self.spoilt = 0
         """Blocks found damaged since the store was opened."""
+        self._scrubbing: Iterator[Digest] = iter(())
         self._numbers = itertools.count(1)
         self._held = ExitStack()
 
@@ -80,6 +81,20 @@ class BlockStore:
                 return None
             self._checked.add(digest)
         return content
+
+    def scrub(self, most_bytes: int) -> None:
+        """Checks the next blocks against their digests, round and round: those that went bad since they were read first
+        count as absent, too. May wait for the disk."""
+        done = 0
+        while done < most_bytes:
+            digest = next(self._scrubbing, None)
+            if digest is None:
+                self._scrubbing = iter(tuple(self._pack_of))
+                return
+            self._checked.discard(digest)
+            if (content := self.read(digest)) is not None:
+                done += len(content)
+                self.unmap([digest])
 
     def unmap(self, digests: Iterable[Digest]) -> None:
         """What was read of these blocks no longer counts as this process's memory."""

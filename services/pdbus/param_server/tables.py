@@ -54,6 +54,10 @@ class Tables:
         self._sends = Background(_SENDING, 4 * _SENDING, _SENDING_BYTES)
         self._stop_listening: Callable[[], None] = lambda: None
 
+    @property
+    def sending(self) -> int:
+        return len(self._sends)
+
     async def __aenter__(self) -> Self:
         self._stop_listening = self._follower.on_change(self._on_change)
         self._task = asyncio.create_task(self._run())

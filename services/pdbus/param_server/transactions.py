@@ -50,6 +50,9 @@ class Transactions:
     def __iter__(self) -> Iterator[Transaction]:
         return iter(tuple(self._open.values()))
 
+    def __len__(self) -> int:
+        return len(self._open)
+
     def __contains__(self, tx: str) -> bool:
         return tx in self._open
 

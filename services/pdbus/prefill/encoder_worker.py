@@ -70,6 +70,9 @@ class EncoderWorker:
         running = min(self._requests, 1)
         return Load(running=running, waiting=self._requests - running)
 
+    def held(self) -> dict[str, int]:
+        return {"requests": self._requests}
+
     def card(self, card: Card) -> Card:
         return replace(
             card,

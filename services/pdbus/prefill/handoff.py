@@ -117,6 +117,7 @@ class Handoff:
             str(self._worker.pool.format),
             self._worker.versions.compute_class,
             ticket.deadline_ns,
+            ticket.tenant,
         )
         rng = random.Random()  # noqa: S311 - jitter
         retries = 0

@@ -49,6 +49,9 @@ class PrefillService(EngineService[PrefillSettings]):
     def card(self, card: Card) -> Card:
         return self._encoder.card(card) if self._encoder else super().card(card)
 
+    def held(self) -> dict[str, int]:
+        return self._encoder.held() if self._encoder else super().held()
+
     async def stop_intake(self) -> None:
         await (self._encoder.stop_intake() if self._encoder else super().stop_intake())
 

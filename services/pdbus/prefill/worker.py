@@ -54,6 +54,9 @@ class PrefillWorker(Worker[PrefillJob]):
             await self.bus.serve(PREFILL_RUN(worker=self.id), self.take_run),
         ]
 
+    def kept(self) -> dict[str, int]:
+        return super().kept() | {"pages_to_write": self.l2.to_write}
+
     async def take_run(self, message: PrefillRun, ctx: RequestContext) -> Accepted:
         """Idempotent: a run that was taken here is accepted again and changes nothing."""
         ticket = message.ticket
@@ -64,7 +67,7 @@ class PrefillWorker(Worker[PrefillJob]):
         with contextlib.ExitStack() as held:
             held.enter_context(pin)
             check_ticket(ticket, pin.version.config)
-            if self.jobs.admit(ticket.request_id, ticket.choice, ticket.attempt):
+            if self.jobs.admit(ticket):
                 self.jobs.start(PrefillJob(self, message, pin, deadline))
                 held.pop_all()
         return self.accepted()

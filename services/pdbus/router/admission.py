@@ -1,28 +1,80 @@
-"""How many choices run at once, and how many requests may wait for that; more are refused at once."""
+"""How many choices run at once, who of those that wait is next, and who is refused at once.
+
+a free slot      of `slots`, or of as many as the fleet has (router/workers.py): a request takes one for each choice
+who is next      router/fair_queue.py. So that a tenant's flood leaves room for others, no tenant takes a slot unless
+                 what it holds stays within `_AGAINST_FREE` times what is free (dynamic thresholds: Choudhury and
+                 Hahne, 1998)
+who may wait     bounded in requests and in bytes; beyond it goes whoever has most waiting in the lowest priority
+who is refused   whose deadline would pass before the answer is whole, as far as is known (router/throughput.py):
+                 when it comes, and again when its turn comes; before any of its text is read by a tokenizer
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections import deque
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
-from pdbus.context import Deadline
-from pdbus.errors import DeadlineExceeded, Overloaded, Unavailable
+from pdbus.context import DEFAULT_PRIORITY, Deadline
+from pdbus.errors import DeadlineExceeded, Overloaded, PdbusError, Unavailable
+from pdbus.keyfile import ANONYMOUS
+from pdbus.router.fair_queue import Entry, FairQueue
+from pdbus.router.throughput import Begun, Throughput
 
-_SMOOTHING = 0.2
+_AGAINST_FREE = 8
+_LOOK_AGAIN_S = 0.25
+"""While some wait: the fleet's slots change without a word."""
+MOST_WAITING_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request asks for, as far as it can be told without reading its text."""
+
+    tenant: str = ANONYMOUS
+    priority: int = DEFAULT_PRIORITY
+    cost: float = 1.0
+    """Of each choice (router/throughput.py)."""
+    size_bytes: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    demand: Demand
+    weight: int
+    deadline: Deadline
+    granted: asyncio.Future[Begun]
 
 
 class Admission:
-    """Slots are given in the order of asking. Used from one event loop."""
+    """Used from one event loop."""
 
-    def __init__(self, slots: int, most_waiting: int) -> None:
-        self._slots = slots
-        self._most_waiting = most_waiting
+    def __init__(
+        self,
+        slots: int,
+        most_waiting: int,
+        *,
+        most_bytes: int = MOST_WAITING_BYTES,
+        fleet_slots: Callable[[], int | None] = lambda: None,
+        throughput: Throughput | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`fleet_slots`: how many the fleet has for this router now; None: that is not known."""
+        self._throughput = throughput or Throughput()
+        self._most_slots, self._fleet_slots = slots, fleet_slots
+        self._most_waiting, self._most_bytes = most_waiting, most_bytes
+        self._now = now
+        self._rng = random.Random()  # noqa: S311 - spreads those that come again
         self._taken = 0
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
-        self._usual_s = 1.0
+        self._held: Counter[str] = Counter()
+        """Slots by tenant."""
+        self._queue: FairQueue[_Waiter] = FairQueue()
+        self._bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -34,7 +86,11 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._queue)
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self._bytes
 
     async def wait_idle(self) -> None:
         """Returns when nothing runs."""
@@ -43,75 +99,164 @@ class Admission:
     def close(self) -> None:
         """No new requests; those that wait are refused, those that run go on."""
         self._closed = True
-        for waiter, _ in self._waiting:
-            if not waiter.done():
-                waiter.set_exception(_closing())
+        for entry in list(self._queue):
+            self._refuse(entry, _closing())
+
+    def check(self, demand: Demand, deadline: Deadline, weight: int = 1) -> None:
+        """Raises at once what `slot` would be certain to raise soon: for a request of which only the size is known."""
+        if self._closed:
+            raise _closing()
+        self._check_deadline(demand, deadline, weight)
+        full = self.waiting >= self._most_waiting or self._bytes + demand.size_bytes > self._most_bytes
+        if full and self.waiting:
+            last = self._queue.last()
+            if (last.priority, last.tenant) == (demand.priority, demand.tenant) or last.priority > demand.priority:
+                raise self._overloaded(demand)
 
     @asynccontextmanager
-    async def slot(self, weight: int, deadline: Deadline) -> AsyncIterator[None]:
+    async def slot(self, weight: int, deadline: Deadline, demand: Demand | None = None) -> AsyncIterator[None]:
         """Holds `weight` slots (the request's choices; at most all there are).
 
         Raises Overloaded with the time after which to try again, Unavailable while closing, DeadlineExceeded."""
-        weight = min(weight, self._slots)
-        await self._take(weight, deadline)
-        begun = time.monotonic()
+        demand = demand or Demand()
+        self.check(demand, deadline, weight)
+        weight = min(weight, self._most_slots)
+        begun = await self._take(_Waiter(demand, weight, deadline, asyncio.get_running_loop().create_future()))
         try:
             yield
+            self._throughput.end(begun, self._now(), whole=True)
+        except DeadlineExceeded:
+            self._throughput.end(begun, self._now(), whole=False)
+            raise
         finally:
-            self._usual_s += _SMOOTHING * (time.monotonic() - begun - self._usual_s)
-            self._give_back(weight)
+            self._give_back(demand.tenant, weight)
 
-    async def _take(self, weight: int, deadline: Deadline) -> None:
-        if self._closed:
-            raise _closing()
-        if not self._waiting and self._taken + weight <= self._slots:
-            self._count(weight)
-            return
-        if len(self._waiting) >= self._most_waiting:
-            raise Overloaded(
-                f"{self._taken} choices run and {len(self._waiting)} requests wait", retry_after_s=self._retry_after_s()
-            )
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (waiter, weight)
-        self._waiting.append(entry)
+    async def _take(self, waiter: _Waiter) -> Begun:
+        demand = waiter.demand
+        entry = Entry(demand.tenant, demand.priority, waiter.weight * max(demand.cost, 1.0), waiter)
+        self._queue.push(entry)
+        self._bytes += demand.size_bytes
         try:
-            async with deadline.timeout():
-                await waiter
+            self._grant()
+            while len(self._queue) > self._most_waiting or self._bytes > self._most_bytes:
+                last = self._queue.last()
+                self._refuse(last, self._overloaded(last.item.demand))
+            if waiter.granted.done():
+                return waiter.granted.result()
+            self._look_again()
+            async with waiter.deadline.timeout():
+                return await waiter.granted
         except BaseException as error:
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._give_back(weight)  # granted in the same turn
+            granted = waiter.granted
+            if granted.done() and not granted.cancelled() and granted.exception() is None:
+                self._give_back(demand.tenant, waiter.weight)  # granted in the same turn
             else:
-                self._waiting.remove(entry)
+                self._forget(entry)
                 self._grant()
             if isinstance(error, TimeoutError):
                 raise DeadlineExceeded("the deadline passed while the request waited for its turn") from None
             raise
 
-    def _give_back(self, weight: int) -> None:
-        self._count(-weight)
+    def _give_back(self, tenant: str, weight: int) -> None:
+        self._count(tenant, -weight)
         self._grant()
 
-    def _count(self, weight: int) -> None:
+    def _count(self, tenant: str, weight: int) -> None:
         self._taken += weight
+        self._held[tenant] += weight
+        if not self._held[tenant]:
+            del self._held[tenant]
+        self._throughput.at_work(self._taken, self._now())
         if self._taken:
             self._idle.clear()
         else:
             self._idle.set()
 
     def _grant(self) -> None:
-        while self._waiting:
-            waiter, weight = self._waiting[0]
-            if waiter.done():  # its owner takes itself out when it gets its turn
-                return
-            if self._taken + weight > self._slots:
-                return
-            self._waiting.popleft()
-            self._count(weight)
-            waiter.set_result(None)
+        while entry := self._next():
+            waiter = entry.item
+            self._queue.serve(entry)
+            self._bytes -= waiter.demand.size_bytes
+            self._count(entry.tenant, waiter.weight)
+            waiter.granted.set_result(self._throughput.begin(waiter.demand.cost, self._beside(0), self._now()))
 
-    def _retry_after_s(self) -> float:
-        """What waits now, at the pace of the last answers."""
-        return max(1.0, self._usual_s * (len(self._waiting) + 1) / self._slots)
+    def _next(self) -> Entry[_Waiter] | None:
+        """Who gets its slots now."""
+        slots = self._slots
+        for entry in list(self._queue.in_order()):
+            waiter, held = entry.item, self._held[entry.tenant]
+            weight, free = min(waiter.weight, slots), slots - self._taken
+            if waiter.granted.done():  # it was cancelled, and its owner has not had a turn yet
+                continue
+            if held and held + weight > _AGAINST_FREE * free:
+                continue  # what is free is for others
+            if weight > free:
+                return None  # nobody overtakes it, or it would never have its turn
+            late_s = self._late_s(waiter.demand, waiter.weight, waiter.deadline, 0.0)
+            if late_s > 0:
+                self._refuse(entry, self._overloaded(waiter.demand, late_s))
+                return self._next()
+            return entry
+        return None
+
+    @property
+    def _slots(self) -> int:
+        known = self._fleet_slots()
+        return self._most_slots if known is None else max(min(known, self._most_slots), 1)
+
+    def _check_deadline(self, demand: Demand, deadline: Deadline, weight: int) -> None:
+        deadline.check("the request could be admitted")
+        least_s = self._throughput.least_s(demand.cost, self._now())
+        if self._taken and least_s > deadline.remaining_s:
+            raise DeadlineExceeded(f"the answer takes {least_s:.1f} s at the very least; the deadline leaves less")
+        late_s = self._late_s(demand, weight, deadline, self._queue.ahead(demand.tenant, demand.priority))
+        if late_s > 0:
+            raise self._overloaded(demand, late_s)
+
+    def _late_s(self, demand: Demand, weight: int, deadline: Deadline, ahead: float) -> float:
+        """By how much the deadline would be missed; 0 where it is met, or nothing is known.
+
+        What has nobody beside it is always tried: otherwise a wrong measure would never be put right."""
+        if not self._taken and not ahead:
+            return 0.0
+        now, beside = self._now(), self._beside(weight)
+        raw_s, rate = self._throughput.raw_s(demand.cost, beside, now), self._throughput.rate(beside, now)
+        if raw_s is None or not rate:
+            return 0.0
+        return max(ahead / rate + self._throughput.seconds(raw_s, now) - deadline.remaining_s, 0.0)
+
+    def _beside(self, weight: int) -> int:
+        """Choices that will be at work together, with so many more."""
+        return min(self._slots, self._taken + len(self._queue) + weight)
+
+    def _overloaded(self, demand: Demand, late_s: float | None = None) -> Overloaded:
+        """With the time after which the same request would be taken, if nothing else came; more or less, so that those
+        that are refused together don't come back together."""
+        if late_s is None:
+            rate = self._throughput.rate(max(self._taken, 1), self._now())
+            late_s = demand.cost / rate if rate else 1.0
+            late_s = max(late_s, self._queue.ahead(demand.tenant, demand.priority) / rate if rate else 1.0)
+        reason = f"{self._taken} choices run and {len(self._queue)} requests wait"
+        return Overloaded(reason, retry_after_s=late_s * (1 + self._rng.random() / 2) + self._rng.random())
+
+    def _refuse(self, entry: Entry[_Waiter], error: PdbusError) -> None:
+        self._forget(entry)
+        if not entry.item.granted.done():
+            entry.item.granted.set_exception(error)
+
+    def _forget(self, entry: Entry[_Waiter]) -> None:
+        if self._queue.remove(entry):
+            self._bytes -= entry.item.demand.size_bytes
+
+    def _look_again(self) -> None:
+        """Sees to it that those who wait are looked at without anybody's asking."""
+        if self._timer is None and self._queue:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self._looked)
+
+    def _looked(self) -> None:
+        self._timer = None
+        self._grant()
+        self._look_again()
 
 
 def _closing() -> Unavailable:

@@ -18,7 +18,8 @@ from jinja2.parser import Parser
 
 from pdbus.errors import InvalidRequest
 from pdbus.router.openai_schema import ChatMessage
-from pdbus.router.template_bounds import BUDGET, BoundedEnvironment, Budget, TooMuchWork
+from pdbus.router.template_bounds import BUDGET, BoundedEnvironment
+from pdbus.router.template_budget import Budget, TooMuchWork
 
 _TURNS = 200_000
 _TURNS_PER_CHAR = 16
@@ -38,8 +39,8 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
         try:
             self._template = environment.from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
-            raise InvalidRequest(f"the model's chat template does not compile: {error}") from None
+        except Exception as error:  # jinja2 passes on what Python says of the code that it makes of a template
+            raise InvalidRequest(f"the model's chat template does not compile: {str(error)[:300]}") from None
         self._special_texts = dict(special_texts)
 
     def render(self, messages: Sequence[ChatMessage]) -> str:

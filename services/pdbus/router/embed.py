@@ -32,7 +32,8 @@ class EmbedHandler:
         identity = self._identities.of(ctx.api_key)
         request = EmbeddingRequest(model=self._model, ref=message.ref, inputs=message.input)
         cache = CacheControl.parse(message.cache_control)
-        own = replace(ctx, request_id=new_id(), tenant=identity.tenant, api_key=None)
+        priority = min(ctx.priority, identity.priority_most)
+        own = replace(ctx, request_id=new_id(), tenant=identity.tenant, api_key=None, priority=priority)
         caller = Caller(own, cache, session=message.session, identity=identity)
         attributes = embedding_attributes(self._model, len(request.inputs), "fp32")
         with measured("embeddings", self._model, attributes, self._metrics, SpanKind.INTERNAL) as seen:

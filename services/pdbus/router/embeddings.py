@@ -11,6 +11,7 @@ from pdbus.errors import InvalidRequest, TooLarge
 from pdbus.messages.common import Digest
 from pdbus.messages.prefill import MOST_TEXTS
 from pdbus.router.admission import Admission
+from pdbus.router.demand import texts_demand
 from pdbus.router.embed_schema import EmbeddingRequest
 from pdbus.router.encoder_version import EncoderVersion
 from pdbus.router.encoders import EmbeddingSource, Encoders, Ids
@@ -71,7 +72,9 @@ class Embeddings:
         async with AsyncExitStack() as stack:
             spending = stack.enter_context(self._quotas.hold(caller.identity, pieces))
             with self._metrics.span(Phase.QUEUE):
-                await stack.enter_async_context(self._admission.slot(pieces, ctx.deadline))
+                await stack.enter_async_context(
+                    self._admission.slot(pieces, ctx.deadline, texts_demand(request.inputs, pieces, ctx))
+                )
             root = self._models.resolve(self._ref(request, caller))  # again: it may have moved in the meantime
             version = await self._models.encoder(root, ctx.deadline)
             _check(request, version, most_bytes)

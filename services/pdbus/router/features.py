@@ -74,9 +74,19 @@ class FeatureCache:
         await self._background.close()
 
     @property
+    def flights(self) -> int:
+        """Items are being asked for in so many."""
+        return len(self._flights)
+
+    @property
+    def filling(self) -> int:
+        """Writes that are not done yet."""
+        return len(self._background)
+
+    @property
     def idle(self) -> bool:
         """Nothing is asked for or written."""
-        return not len(self._flights) and not len(self._background)
+        return not self.flights and not self.filling
 
     async def drain(self, deadline: Deadline) -> None:
         """Waits until what was put is written or given up, or the deadline passes."""

@@ -18,6 +18,7 @@ from pdbus.messages.common import Digest, Ticket
 from pdbus.router.admission import Admission
 from pdbus.router.answer import Answer
 from pdbus.router.cache_control import CacheControl
+from pdbus.router.demand import Demands
 from pdbus.router.generation import Generation
 from pdbus.router.idempotency import IdempotencyTable, seed_of
 from pdbus.router.identity import OPEN, Identities, Identity
@@ -90,8 +91,15 @@ class Frontend:
         self._hub = hub
         self._results = results
         self._executor = executor
-        self._idempotency = IdempotencyTable()
+        self.idempotency = IdempotencyTable()
+        self._demands = Demands()
         self._rng = random.Random()  # noqa: S311 - spreads load and retries
+
+    def held(self) -> dict[str, int]:
+        """As Service.held: requests at work and waiting, choices that a quota counts, idempotency keys in use."""
+        running, waiting = self.admission.running, self.admission.waiting
+        charged, keys = self._quotas.inflight, self.idempotency.users
+        return {"running": running, "waiting": waiting, "charged": charged, "keys_in_use": keys}
 
     @asynccontextmanager
     async def answer(self, request: GenerateRequest, caller: Caller) -> AsyncIterator[Answer]:
@@ -108,9 +116,11 @@ class Frontend:
             with self.metrics.span(Phase.QUEUE):
                 if caller.idempotency_key is not None:
                     await stack.enter_async_context(
-                        self._idempotency.hold(caller.ctx.tenant, caller.idempotency_key, _body(request), deadline)
+                        self.idempotency.hold(caller.ctx.tenant, caller.idempotency_key, _body(request), deadline)
                     )
-                await stack.enter_async_context(self.admission.slot(choices, deadline))
+                await stack.enter_async_context(
+                    self.admission.slot(choices, deadline, self._demands.of(request, caller.ctx))
+                )
             # again: the ref may have moved while the request waited
             ref = self.models.ref_for(request.ref, session_of(request, caller))
             served = stack.enter_context(self.metrics.refs.request(self.models.named(ref)))
@@ -121,6 +131,7 @@ class Frontend:
             served.answer = answer
             spending.tokens(sum(len(prompt.ids) for prompt in plan.prompts))
             stack.callback(lambda: spending.tokens(answer.completion_tokens))
+            stack.callback(lambda: self._demands.answered(answer.completion_tokens / choices, whole=answer.whole))
             await stack.enter_async_context(answer)
             yield answer
             if recorder := self._bus.recorder:
@@ -219,6 +230,7 @@ class Frontend:
             stop_ids=_stop_ids(plan),
             deadline_ns=ctx.deadline.wall_ns,
             prompt_logprobs=request.logprobs if request.echo else None,
+            priority=ctx.priority,
         )
         return Generation(ticket, output, plan.version, plan.compute_class, self._hub, self._bus, ctx, self._rng)
 

@@ -6,31 +6,35 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 from opentelemetry.trace import SpanKind
 
-from pdbus.context import Deadline
-from pdbus.errors import InvalidRequest
+from pdbus.context import LONGEST_DEADLINE_S, Deadline
+from pdbus.errors import InvalidRequest, PdbusError
 from pdbus.router.answer import Answer
+from pdbus.router.demand import unread_demand
 from pdbus.router.frontend import Frontend
 from pdbus.router.http_body import read_body
 from pdbus.router.http_caller import IDENTITY, bearer_of, caller_of, trace_of
 from pdbus.router.http_errors import ErrorBody, ErrorDetail, describe, headers_of
 from pdbus.router.http_events import events
-from pdbus.router.http_pages import OPEN_PAGES, Pages
+from pdbus.router.http_pages import OPEN_PAGES
 from pdbus.router.identity import Identities
-from pdbus.router.observe import Observed, observed
+from pdbus.router.observe import Observed, observed, operation_of
 from pdbus.router.openai_schema import Endpoint, parse_json
 from pdbus.router.settings import RouterSettings
 from pdbus.router.telling import whole
 
 log = logging.getLogger(__name__)
+wire_log = logging.getLogger(f"{__name__}.wire")
+"""aiohttp's own, of connections."""
 
 _IDLE_S = 75.0
 """For a connection without a request, one whose head never ends included."""
@@ -67,9 +71,15 @@ class HttpServer:
 
 @asynccontextmanager
 async def serve_http(
-    frontend: Frontend, embeddings: Handler, pages: Pages, identities: Identities, settings: RouterSettings
+    frontend: Frontend,
+    embeddings: Handler,
+    more: Iterable[web.RouteDef],
+    identities: Identities,
+    settings: RouterSettings,
 ) -> AsyncIterator[HttpServer]:
-    """Raises OSError where the address can't be had, InvalidRequest for a certificate that can't be used."""
+    """`more`: routes beside those that answer at once.
+
+    Raises OSError where the address can't be had, InvalidRequest for a certificate that can't be used."""
     host, port, tls = settings.http_host, settings.http_port, _tls(settings.http_cert, settings.http_key)
     app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_errors, _identified(identities)])
     app.add_routes(
@@ -77,7 +87,7 @@ async def serve_http(
             web.post("/v1/chat/completions", _generate(frontend, "chat.completions")),
             web.post("/v1/completions", _generate(frontend, "completions")),
             web.post("/v1/embeddings", embeddings),
-            *pages.routes(),
+            *more,
         ]
     )
     # A handler is cancelled as soon as its client is gone: so everything it holds is freed everywhere.
@@ -88,7 +98,9 @@ async def serve_http(
         shutdown_timeout=_CLOSE_S,
         keepalive_timeout=_IDLE_S,
         auto_decompress=False,  # read_body does it, within bounds
+        logger=wire_log,
     )
+    wire_log.addFilter(_of_ours)
     await runner.setup()
     try:
         listening = _listen(host, port)
@@ -97,6 +109,12 @@ async def serve_http(
         yield HttpServer(site, "https" if tls else "http", host, listening.getsockname()[1])
     finally:
         await runner.cleanup()
+
+
+def _of_ours(record: logging.LogRecord) -> bool:
+    """Not what a client did wrong: anybody could fill the log with it, and its headers, a key among them, are in it."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | ConnectionError)
 
 
 def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
@@ -125,6 +143,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _generate(frontend: Frontend, endpoint: Endpoint) -> Handler:
     async def handle(http: web.Request) -> web.StreamResponse:
+        _shed(frontend, http, endpoint)
         request = parse_json(endpoint, await read_body(http))
         caller = caller_of(http, request.timeout_s)
         with observed(request, frontend.metrics, SpanKind.SERVER, trace_of(http)) as seen:
@@ -137,6 +156,16 @@ def _generate(frontend: Frontend, endpoint: Endpoint) -> Handler:
                 return web.Response(body=told, content_type="application/json", headers=headers)
 
     return handle
+
+
+def _shed(frontend: Frontend, http: web.Request, endpoint: Endpoint) -> None:
+    """Refuses what can't be served before anything of its body is read."""
+    ctx = caller_of(http, LONGEST_DEADLINE_S).ctx
+    try:
+        frontend.admission.check(unread_demand(http.content_length or 0, ctx), ctx.deadline)
+    except PdbusError as error:
+        frontend.metrics.edge.finished(operation_of(endpoint), 0.0, error.code)
+        raise
 
 
 async def _stream(

@@ -8,6 +8,7 @@ from aiohttp import web
 from opentelemetry import propagate
 from opentelemetry.context import Context
 
+from pdbus.bus.headers import read_priority
 from pdbus.context import Deadline, RequestContext
 from pdbus.errors import InvalidRequest, Unauthorized
 from pdbus.router.cache_control import CacheControl
@@ -35,7 +36,9 @@ def caller_of(http: web.Request, asked_s: float | None) -> Caller:
         raise InvalidRequest("X-Session-Id must be UTF-8", param="X-Session-Id")
     cache = CacheControl.parse(http.headers.get("Cache-Control", ""))
     identity: Identity = http[IDENTITY]
-    return Caller(RequestContext(Deadline.after(timeout_s), tenant=identity.tenant), cache, key, session, identity)
+    priority = min(read_priority(http.headers, "X-Priority"), identity.priority_most)
+    ctx = RequestContext(Deadline.after(timeout_s), tenant=identity.tenant, priority=priority)
+    return Caller(ctx, cache, key, session, identity)
 
 
 def bearer_of(http: web.Request) -> str | None:

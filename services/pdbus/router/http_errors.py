@@ -46,7 +46,8 @@ def describe(error: BaseException) -> tuple[int, ErrorBody]:
     if not isinstance(error, PdbusError):
         return 500, ErrorBody(ErrorDetail("internal error; the router's log has the details", *_INTERNAL[1:2], None))
     known = next((_TABLE[cls] for cls in type(error).__mro__ if cls in _TABLE), _INTERNAL)
-    return known[0], ErrorBody(ErrorDetail(error.message, known[1], error.param, known[2]))
+    code = "not_found" if isinstance(error, errors.NotFound) and error.param == "id" else known[2]
+    return known[0], ErrorBody(ErrorDetail(error.message, known[1], error.param, code))
 
 
 def headers_of(error: BaseException) -> dict[str, str]:

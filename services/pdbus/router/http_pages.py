@@ -20,13 +20,14 @@ Metrics tell of load by model; who must not see that is kept from the port, as e
 
 
 class Pages:
-    """`why_not_ready` returns "" while requests can be served, else the reason."""
+    """`why_not_ready` returns "" while requests can be served, else the reason.
+    `jobs`: whether jobs, batches and files are served."""
 
-    def __init__(self, models: Models, why_not_ready: Callable[[], str]) -> None:
+    def __init__(self, models: Models, why_not_ready: Callable[[], str], *, jobs: bool) -> None:
         self._models = models
         self._why_not_ready = why_not_ready
         self._created = int(time.time())
-        self._document = msgspec.json.encode(document())
+        self._document = msgspec.json.encode(document(jobs=jobs))
 
     def routes(self) -> list[web.RouteDef]:
         return [

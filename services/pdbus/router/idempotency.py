@@ -39,6 +39,14 @@ class IdempotencyTable:
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def users(self) -> int:
+        """Requests at work or waiting under some key."""
+        return sum(known.users for known in self._known.values())
+
     @asynccontextmanager
     async def hold(self, tenant: str, key: str, body: bytes, deadline: Deadline) -> AsyncIterator[None]:
         """Waits until no other request under the key is at work. `body` is a digest of the request.

@@ -29,7 +29,8 @@ class Infer:
         identity = self._identities.of(ctx.api_key)
         request = parse_builtins(message.endpoint, message.body)
         within = ctx if request.timeout_s is None else ctx.within(request.timeout_s)
-        own = replace(within, request_id=new_id(), tenant=identity.tenant, api_key=None)
+        priority = min(ctx.priority, identity.priority_most)
+        own = replace(within, request_id=new_id(), tenant=identity.tenant, api_key=None, priority=priority)
         caller = Caller(own, CacheControl(), message.idempotency_key, identity=identity)
         with observed(request, self._frontend.metrics, SpanKind.INTERNAL) as seen:
             async with self._frontend.answer(request, caller) as answer:

@@ -46,6 +46,11 @@ class Loads:
         self.book(worker, -requests, -tokens)
 
     @property
+    def booked(self) -> int:
+        """Workers for which something is."""
+        return len(self._mine)
+
+    @property
     def idle(self) -> bool:
         return not self._mine
 
@@ -60,6 +65,10 @@ class Loads:
             max(load.running + load.waiting + mine.requests - then.requests, mine.requests),
             max(load.backlog_tokens + mine.tokens - then.tokens, mine.tokens - then.tokens, 0),
         )
+
+    def of_others(self, card: Card) -> int:
+        """Requests there that are not this router's."""
+        return max(self.of(card).requests - self._mine.get(card.id, Work()).requests, 0)
 
     def forget_all_but(self, known: Iterable[str]) -> None:
         """Of workers that are not among these, nothing is kept but what is booked."""

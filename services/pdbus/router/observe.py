@@ -13,7 +13,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from pdbus.errors import PdbusError
 from pdbus.router.answer import Answer
 from pdbus.router.metrics import RouterMetrics
-from pdbus.router.openai_schema import GenerateRequest
+from pdbus.router.openai_schema import Endpoint, GenerateRequest
 from pdbus.telemetry import Attributes, Phase, record_span, request_attributes, response_attributes, span_name
 
 
@@ -61,11 +61,16 @@ class Observed:
         )
 
 
+def operation_of(endpoint: Endpoint) -> str:
+    """As OpenTelemetry names it."""
+    return "chat" if endpoint == "chat.completions" else "text_completion"
+
+
 @contextmanager
 def observed(
     request: GenerateRequest, metrics: RouterMetrics, kind: SpanKind, parent: Context | None = None
 ) -> Iterator[Observed]:
-    operation = "chat" if request.endpoint == "chat.completions" else "text_completion"
+    operation = operation_of(request.endpoint)
     attributes = request_attributes(
         operation,
         request.model,

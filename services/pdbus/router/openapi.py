@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from pdbus.router.http_errors import ErrorBody
+from pdbus.router.jobs.openapi_jobs import JOB_TYPES, job_paths
 from pdbus.router.openai_body import ChatBody, CompletionBody, EmbeddingBody
 from pdbus.router.openai_reply import (
     ChatChunk,
@@ -26,9 +27,9 @@ _TYPES: tuple[type[msgspec.Struct], ...] = (
 )  # fmt: skip
 _ERRORS = {
     "400": "The request can't be served as it is; `param` names the field",
-    "404": "No such model, version or ref",
+    "404": "No such model, version, ref, job, batch or file",
     "408": "The body did not arrive in time",
-    "409": "The idempotency key was used for another request",
+    "409": "The idempotency key was used for another request, or it has ended already",
     "413": "The body is too large",
     "415": "The body has a Content-Encoding other than gzip",
     "429": "Too much is waiting; try again after Retry-After seconds",
@@ -39,10 +40,11 @@ _ERRORS = {
 }
 
 
-def document() -> dict[str, Any]:
-    """As plain data."""
-    schemas, components = msgspec.json.schema_components(_TYPES, ref_template="#/components/schemas/{name}")
-    ref = dict(zip(_TYPES, schemas, strict=True))
+def document(*, jobs: bool) -> dict[str, Any]:
+    """As plain data. `jobs`: whether there are jobs, batches and files."""
+    types = (*_TYPES, *JOB_TYPES) if jobs else _TYPES
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    ref = dict(zip(types, schemas, strict=True))
     return {
         "openapi": "3.1.0",
         "info": {"title": "pdbus", "version": importlib.metadata.version("pdbus")},
@@ -55,6 +57,7 @@ def document() -> dict[str, Any]:
                 "get": _get("model", "One of them", ref[ModelCard], "404")
                 | {"parameters": [_parameter("name", "path", {"type": "string"}, "As the list names it")]}
             },
+            **(job_paths(ref) if jobs else {}),
             "/healthz": {"get": _get("alive", "The process lives", ref[Health])},
             "/readyz": {"get": _get("ready", "Requests can be served", ref[Health], not_ready=ref[Health])},
             "/health": {"get": _get("health", "As /readyz", ref[Health], not_ready=ref[Health])},
@@ -137,4 +140,10 @@ _HEADERS = [
         "When the request is given up (120 s unless told; at most 600 s)",
     ),
     _parameter("Cache-Control", "header", {"type": "string"}, "no-store, no-cache, max-age=SECONDS"),
+    _parameter(
+        "X-Priority",
+        "header",
+        {"type": "integer", "minimum": 0, "maximum": 9},
+        "Higher ones go first (5 unless told; a key may have a lower limit)",
+    ),
 ]

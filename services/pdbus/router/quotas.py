@@ -72,6 +72,11 @@ class Quotas:
         self._uses: dict[str, _Use] = {}
         """By key id: as many as the keys file had."""
 
+    @property
+    def inflight(self) -> int:
+        """Choices at work, of all keys."""
+        return sum(use.inflight for use in self._uses.values())
+
     @contextmanager
     def hold(self, identity: Identity, choices: int) -> Iterator[Spending]:
         """One request of `choices`. Raises Overloaded, with the time after which to try again."""

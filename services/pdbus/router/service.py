@@ -37,6 +37,8 @@ class RouterService(Service[RouterSettings]):
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             bus, settings = self.bus, self.settings
+            if bus.durable:
+                await bus.logs.ensure()
             fleet = await stack.enter_async_context(Fleet(bus))
             follower = await stack.enter_async_context(HistoryFollower(bus, settings.model))
             reader = BlockReader(bus, settings.model, follower)
@@ -59,6 +61,14 @@ class RouterService(Service[RouterSettings]):
         admission = self._router.frontend.admission
         return Load(running=admission.running, waiting=admission.waiting, leases=self._router.cancels.open)
 
+    def held(self) -> dict[str, int]:
+        if self._router is None or self._ring is None:
+            return {}
+        return self._router.held() | {"result_writes": self._ring.writing}
+
+    def kept(self) -> dict[str, int]:
+        return {"idempotency_keys": len(self._router.frontend.idempotency)} if self._router is not None else {}
+
     def card(self, card: Card) -> Card:
         if self._router is None:
             return replace(card, state="starting", detail="starting")
@@ -79,6 +89,8 @@ class RouterService(Service[RouterSettings]):
 
     async def drain(self, deadline: Deadline) -> None:
         if self._router is not None and self._ring is not None:
+            if self._router.jobs is not None:
+                await self._router.jobs.drain(deadline)
             await self._router.frontend.admission.wait_idle()
             await self._ring.drain(deadline)
             await self._router.features.drain(deadline)

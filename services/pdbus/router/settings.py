@@ -23,6 +23,8 @@ class RouterSettings(Settings):
     """Choices that run at once."""
     max_queued: int = 512
     """Requests that may wait for their turn; more are refused with 429."""
+    max_queued_bytes: int = 64 << 20
+    """Of their bodies together."""
     max_body_bytes: int = 4 << 20
     result_ttl_s: float = 3600.0
     """How long a finished deterministic answer is kept."""
@@ -37,8 +39,10 @@ class RouterSettings(Settings):
             raise SettingsError("PDBUS_HTTP_PORT must be a port, or 0 for any")
         if (self.http_cert is None) != (self.http_key is None):
             raise SettingsError("PDBUS_HTTP_CERT and PDBUS_HTTP_KEY go together")
-        if self.max_inflight < 1 or self.max_queued < 0 or self.max_body_bytes < 1024:
-            raise SettingsError("PDBUS_MAX_INFLIGHT, PDBUS_MAX_QUEUED or PDBUS_MAX_BODY_BYTES is too small")
+        if self.max_inflight < 1 or self.max_queued < 0 or min(self.max_queued_bytes, self.max_body_bytes) < 1024:
+            raise SettingsError(
+                "PDBUS_MAX_INFLIGHT, PDBUS_MAX_QUEUED, PDBUS_MAX_QUEUED_BYTES or PDBUS_MAX_BODY_BYTES is too small"
+            )
         if self.result_ttl_s <= 0 or self.feature_ttl_s <= 0:
             raise SettingsError("PDBUS_RESULT_TTL_S and PDBUS_FEATURE_TTL_S must be above 0")
         if self.feature_subject and not re.fullmatch(r"(?!pd\.)[^\s.*>$]+(\.[^\s.*>]+)*", self.feature_subject):

@@ -14,18 +14,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from jinja2 import Undefined, nodes
-from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace, pass_context
+from jinja2.utils import pass_context
 from jinja2.visitor import NodeTransformer
+
+from pdbus.router.template_budget import CHARS_PER_TURN, Budget, TooMuchWork
 
 BUDGET = "_pdbus_budget"
 """The variable that holds a rendering's Budget. A template that sets it itself is refused."""
 _COUNTED, _PAID, _SCANNED, _JOINED = "_pdbus_counted", "_pdbus_paid", "_pdbus_scanned", "_pdbus_joined"
-_CHARS_PER_TURN = 64
-_ITEMS_PER_TURN = 8
-_MOST_BITS = 4096
 _MOST_INDENT = 16
 
 _FILTERS = (
@@ -42,63 +40,6 @@ _STR_METHODS = frozenset(
 
 _QUICK = frozenset("count d default first last length".split())
 """Filters that don't look through what they are given."""
-
-
-class TooMuchWork(SecurityError):
-    """The template does more than an input of this size can need."""
-
-
-class Budget:
-    """Turns that a rendering has left. `most_chars`: of any text."""
-
-    def __init__(self, turns: int, most_chars: int) -> None:
-        self._left = turns
-        self._most_chars = most_chars
-
-    def spend(self, turns: int = 1) -> None:
-        self._left -= turns
-        if self._left < 0:
-            raise TooMuchWork("it does more than an input of this size can need")
-
-    def pay(self, value: Any) -> Any:
-        """For a value that was just made: one turn, or as many as it would have parts and characters written out."""
-        match value:
-            case str() | bytes():
-                if len(value) > self._most_chars:
-                    raise TooMuchWork("its texts are too long")
-                self.spend(1 + len(value) // _CHARS_PER_TURN)
-            case range():
-                self.spend(1 + len(value))
-            case Mapping():
-                self.spend()
-                for key, item in value.items():
-                    self._pay_part(key)
-                    self._pay_part(item)
-            case list() | tuple() | set():
-                self.spend()
-                for item in value:
-                    self._pay_part(item)
-            case int() if value.bit_length() > _MOST_BITS:
-                raise TooMuchWork("its numbers are too large")
-            case _:
-                self.spend()
-        return value
-
-    def scan(self, value: Any) -> Any:
-        """For looking through a value, not into its parts."""
-        match value:
-            case str() | bytes():
-                self.spend(1 + len(value) // _CHARS_PER_TURN)
-            case list() | tuple() | set() | range() | Mapping():
-                self.spend(1 + len(value) // _ITEMS_PER_TURN)
-            case _:
-                self.spend()
-        return value
-
-    def _pay_part(self, value: Any) -> None:
-        if isinstance(value, Namespace):  # the one thing that could grow after it was paid
-            raise TooMuchWork("it puts a namespace into a list")
-        self.pay(value)
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -121,7 +62,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if operator == "*":
             for sequence, times in ((left, right), (right, left)):
                 if isinstance(sequence, Sequence) and isinstance(times, int):
-                    each = _CHARS_PER_TURN if isinstance(sequence, str | bytes) else 1
+                    each = CHARS_PER_TURN if isinstance(sequence, str | bytes) else 1
                     budget_of(context).spend(len(sequence) * max(times, 0) // each)
         return budget_of(context).pay(super().call_binop(context, operator, left, right))
 
@@ -290,14 +231,14 @@ def _join_text(budget: Budget, by: str, items: Iterable[Any]) -> str:
     texts: list[str] = []
     for item in items:
         texts.append(str(item))
-        budget.spend(1 + (len(by) + len(texts[-1])) // _CHARS_PER_TURN)
+        budget.spend(1 + (len(by) + len(texts[-1])) // CHARS_PER_TURN)
     return by.join(texts)
 
 
 def _replace_text(budget: Budget, text: str, old: str, new: str, count: int = -1) -> str:
     found = text.count(old)
     times = found if count is None or count < 0 else min(count, found)
-    budget.spend(1 + times * len(new) // _CHARS_PER_TURN)
+    budget.spend(1 + times * len(new) // CHARS_PER_TURN)
     return text.replace(old, new, times)
 
 

@@ -59,9 +59,10 @@ class Tokenizer:
 def stop_ids(generation_config: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[int, ...]:
     """The ids that end an answer: those of the generation config, and the tokenizer's end of text."""
     configured = generation_config.get("eos_token_id")
-    found = set(configured if isinstance(configured, list) else [] if configured is None else [configured])
-    found.add(tokenizer.id_of(tokenizer.special_texts["eos_token"]))
-    return tuple(sorted(item for item in found if isinstance(item, int)))
+    named = [*(configured if isinstance(configured, list) else [configured])]
+    named.append(tokenizer.id_of(tokenizer.special_texts["eos_token"]))
+    # whatever else a pushed version's file may name ends no answer
+    return tuple(sorted({item for item in named if type(item) is int and 0 <= item < 1 << 31}))
 
 
 def _text(token: Any) -> str:

@@ -28,6 +28,7 @@ from pdbus.router.http_embeddings import http_embeddings
 from pdbus.router.http_pages import Pages
 from pdbus.router.identity import Identities
 from pdbus.router.infer import Infer
+from pdbus.router.jobs.service import JobService
 from pdbus.router.kv_follower import KvFollower
 from pdbus.router.metrics import RouterMetrics
 from pdbus.router.models import Follower, Models, Reader
@@ -56,13 +57,27 @@ class Router:
     features: FeatureCache
     embed: tuple[Registration[Any, Any], ...]
     """Embeddings and features on the bus."""
+    jobs: JobService | None
+    """None on a bus without logs."""
 
     async def stop_intake(self) -> None:
         """Requests on open connections are refused retryably from now on; running ones and their streams go on."""
+        if self.jobs is not None:
+            await self.jobs.stop_intake()
         self.frontend.admission.close()
         for registration in (self.infer, *self.embed):
             await registration.stop()
         await self.http.stop_listening()
+
+    def held(self) -> dict[str, int]:
+        """As Service.held."""
+        return self.frontend.held() | {
+            "attempts": self.hub.listening_for,
+            "bookings": self.workers.bookings,
+            "cancels": self.cancels.open,
+            "flights": self.features.flights,
+            "feature_writes": self.features.filling,
+        }
 
     def why_not_ready(self) -> str:
         """ "" while requests by the default ref can be served."""
@@ -84,7 +99,12 @@ async def router(
         models = await stack.enter_async_context(Models(settings.model, follower, reader, executor))
         hub = await stack.enter_async_context(TokenHub(bus, settings.id, workers, cancels, metrics))
         stack.push_async_callback(cancels.close)  # before the hub, by which the answers come
-        admission = Admission(settings.max_inflight, settings.max_queued)
+        admission = Admission(
+            settings.max_inflight,
+            settings.max_queued,
+            most_bytes=settings.max_queued_bytes,
+            fleet_slots=workers.slots,
+        )
         results = Results(ring, settings.result_ttl_s)
         identities, quotas = Identities(settings.keys_file), Quotas()
         frontend = Frontend(bus, settings.id, models, hub, results, admission, executor, metrics, identities, quotas)
@@ -104,17 +124,21 @@ async def router(
         refs = await bus.serve(REF_STATS(router=settings.id), metrics.refs.tell)
         for registration in (infer, *embed, refs):
             await stack.enter_async_context(registration)
-        pages = Pages(models, lambda: why_not_ready(models, workers))
+        jobs = None
+        if bus.durable:
+            slots = settings.max_inflight
+            jobs = await stack.enter_async_context(JobService(bus, frontend, embeddings, identities, quotas, slots))
+        pages = Pages(models, lambda: why_not_ready(models, workers), jobs=jobs is not None)
         http = await stack.enter_async_context(
             serve_http(
                 frontend,
                 http_embeddings(embeddings, metrics, executor),
-                pages,
+                [*pages.routes(), *(jobs.routes() if jobs is not None else ())],
                 identities,
                 settings,
             )
         )
-        yield Router(frontend, hub, cancels, workers, index, http, infer, features, embed)
+        yield Router(frontend, hub, cancels, workers, index, http, infer, features, embed, jobs)
 
 
 async def _serve_features(

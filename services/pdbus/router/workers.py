@@ -65,6 +65,18 @@ class Workers:
         """What requests of this root are computed by just now; None if nobody serves it."""
         return choose_kind(self._usable("prefill", root), self._usable("decode", root))
 
+    def slots(self) -> int | None:
+        """How many choices this router may have at work: what the fleet's workers take at once, less what others have
+        there, but no less than its part among the routers. None: a worker doesn't say."""
+        cards = [card for kind in ("prefill", "decode") for card in self.fleet.live(kind) if card.model == self._model]
+        cards = [card for card in cards if card.state == "ready"]
+        if not cards or not all(card.load.slots for card in cards):
+            return None
+        total = sum(card.load.slots for card in cards)
+        others = sum(self._loads.of_others(card) for card in cards if card.service == "decode")
+        routers = sum(card.model == self._model for card in self.fleet.live("router"))
+        return max(total - others, total // max(routers, 1))
+
     def encoders(self, root: Digest, *, or_load: bool = False) -> list[Card]:
         """The prefill workers that embed texts on `root`. `or_load`: where none does, those that could load it."""
         found = self._usable("prefill", root) or (self._able("prefill") if or_load else [])
@@ -87,9 +99,14 @@ class Workers:
             booking.end()
 
     @property
+    def bookings(self) -> int:
+        """Workers at which something is booked."""
+        return self._loads.booked
+
+    @property
     def idle(self) -> bool:
         """Nothing is booked anywhere."""
-        return self._loads.idle
+        return not self.bookings
 
     def _usable(self, service: str, root: Digest) -> list[Card]:
         return usable(self.fleet.live(service), self._model, root)

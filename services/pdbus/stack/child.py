@@ -16,7 +16,7 @@ from pdbus.stack.plan import ProcessPlan
 
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 30.0
-_STEADY_S = 60.0
+STEADY_S = 60.0
 """A child that lived this long starts again without having its earlier deaths counted."""
 _HURRY_S = 3.0
 _BAD_SETTINGS = 2
@@ -83,7 +83,7 @@ class Child:
             code = await process.wait()
             if self.stopping.is_set():
                 return
-            self.deaths = 1 if time.monotonic() - started > _STEADY_S else self.deaths + 1
+            self.deaths = 1 if time.monotonic() - started > STEADY_S else self.deaths + 1
             wait_s = None if code == _BAD_SETTINGS else backoff_s(self.deaths)
             self.on_death(self, how(code), wait_s)
             if wait_s is None:

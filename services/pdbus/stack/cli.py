@@ -89,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="services, versions and load")
     status.set_defaults(command=_status)
     status.add_argument("--json", action="store_true", help="for programs")
+    status.add_argument("--holdings", action="store_true", help="what each process holds for work in hand, and keeps")
     _data(status)
 
     drain = commands.add_parser("drain", help="take a process out of service: what it is doing moves or is finished")
@@ -188,9 +189,9 @@ def _target(given: argparse.Namespace, settings: StackSettings) -> Target:
 
 
 def _status(given: argparse.Namespace, settings: StackSettings) -> int:
-    from pdbus.stack.status import status
+    from pdbus.stack.status import status, status_holdings
 
-    return status(_target(given, settings), json_wanted=given.json)
+    return (status_holdings if given.holdings else status)(_target(given, settings), json_wanted=given.json)
 
 
 def _drain(given: argparse.Namespace, settings: StackSettings) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pdbus.errors import InvalidRequest
 from pdbus.nats_access import inbox_of, public_key
-from pdbus.permissions import GRANTS, LONGEST_REPLY_S, SOURCE, Permissions, permissions
+from pdbus.permissions import GRANTS, SOURCE, Permissions, permissions
 
 ACCOUNTS = "accounts.conf"
 CLIENT = "client"
@@ -73,12 +73,14 @@ def _write(path: Path, text: str) -> None:
 
 
 def _user(user: str, key: str, allowed: Permissions) -> str:
-    replies = f'\n        allow_responses: {{max: 1, expires: "{LONGEST_REPLY_S}s"}}' if allowed.replies else ""
+    replies, told = allowed.replies, ""
+    if replies is not None:
+        told = f'\n        allow_responses: {{max: {replies.most}, expires: "{replies.seconds}s"}}'
     return f"""\
       # {user}
       {{nkey: {key}, permissions: {{
         publish: {{allow: {json.dumps(list(allowed.publish))}}}
-        subscribe: {{allow: {json.dumps(list(allowed.subscribe))}}}{replies}
+        subscribe: {{allow: {json.dumps(list(allowed.subscribe))}}}{told}
       }}}}"""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pdbus.runtime.first import first
-from pdbus.stack.child import Inherited, backoff_s, how
+from pdbus.stack.child import STEADY_S, Inherited, backoff_s, how
 from pdbus.stack.nats_server import EmbeddedNats, NatsServerError, embedded_nats
 
 
@@ -44,6 +45,7 @@ async def own_nats(
     async def keep_running() -> None:
         port, deaths = -1, 0
         while not stopping.is_set():
+            started_s = time.monotonic()
             try:
                 async with server(port) as running:
                     on_start(running.process.pid)
@@ -57,7 +59,7 @@ async def own_nats(
                     raise
                 problem = error.message
             if not stopping.is_set():
-                deaths += 1
+                deaths = 1 if time.monotonic() - started_s > STEADY_S else deaths + 1
                 on_death(problem)
                 await first(asyncio.sleep(backoff_s(deaths)), stopping.wait())
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
 
+from pdbus.bus.bus import Bus
 from pdbus.bus.presence import INTERVAL_S, Fleet
-from pdbus.context import Deadline
+from pdbus.context import Deadline, RequestContext
+from pdbus.messages.debug import Holdings, HoldingsWanted
 from pdbus.messages.presence import Card
 from pdbus.peers.history import HistoryFollower
 from pdbus.stack.attach import Target, attached
 from pdbus.stack.view import wide_console
+from pdbus.subjects import DEBUG
 from pdbus.weights.history import History
 
+_ASK_S = 2.0
 _LISTEN_S = 2.5 * INTERVAL_S
 """Long enough to hear every living process twice."""
 _LOG_S = 5.0
@@ -41,6 +46,30 @@ async def look(target: Target) -> Status:
         living = [card for card in fleet.cards() if fleet.state(card.id) != "dead"]
         cards = tuple(sorted(living, key=lambda card: (card.service, card.id)))
         return Status(target.model, target.nats_url, cards, follower.history)
+
+
+async def holdings(bus: Bus, cards: Iterable[Card]) -> list[Holdings]:
+    """What each of these processes holds; one that does not tell is left out."""
+    asked = (bus.call(DEBUG(service=c.service, id=c.id), HoldingsWanted(), RequestContext.after(_ASK_S)) for c in cards)
+    told = await asyncio.gather(*asked, return_exceptions=True)
+    return [one for one in told if isinstance(one, Holdings)]
+
+
+async def _held(target: Target) -> list[Holdings]:
+    async with attached(target) as bus, Fleet(bus) as fleet:
+        await asyncio.sleep(_LISTEN_S)
+        living = [card for card in fleet.cards() if fleet.state(card.id) != "dead"]
+        return await holdings(bus, sorted(living, key=lambda card: (card.service, card.id)))
+
+
+def show_holdings(all: Sequence[Holdings], console: Console) -> None:
+    """What is held for work in hand, where it is not 0, and what is kept without any."""
+    table = Table(*map(_whole, ("service", "id", "held")), "kept", box=None)
+    for one in all:
+        kept = " ".join(f"{name}={count}" for name, count in one.kept.items())
+        held = " ".join(f"{name}={count}" for name, count in one.leaked.items())
+        table.add_row(one.service, one.id, held or "nothing", kept)
+    console.print(table if all else "no process is heard")
 
 
 def as_json(status: Status) -> dict[str, Any]:
@@ -85,6 +114,15 @@ def show(status: Status, console: Console) -> None:
 def _whole(title: str) -> Column:
     """A column whose cells are never broken."""
     return Column(title, no_wrap=True)
+
+
+def status_holdings(target: Target, *, json_wanted: bool) -> int:
+    found = asyncio.run(_held(target))
+    if json_wanted:
+        print(json.dumps([asdict(one) for one in found], indent=1))  # noqa: T201 - the command's output
+    else:
+        show_holdings(found, wide_console())
+    return 0 if found else 1
 
 
 def status(target: Target, *, json_wanted: bool) -> int:

@@ -162,6 +162,33 @@ def canary(target: Target, root: str | None, share: float) -> int:
     return 0
 
 
+def convert(target: Target, name: str, precision: str, ref: str | None, *, follow: bool, wait_s: float) -> int:
+    """Asks for a version in another precision, and waits until it is made and its ref has followed."""
+
+    async def ask(console: Console) -> None:
+        async with opened(target) as weights:
+            asked = await weights.convert(name, precision, ref=ref, follow=follow)
+            history = await weights.history()
+            source = asked.root or history.head(asked.line)
+            if not wait_s or source is None:
+                return
+            started = time.monotonic()
+            with console.status(f"waiting for {precision} of {short(source)}"):
+                try:
+                    root = await weights.converted(source, precision, wait_s)
+                except DeadlineExceeded:
+                    console.print(
+                        f"{precision} of {short(source)} is not made yet: `pdbus status` says what param-servers do"
+                    )
+                    return
+            console.print(f"{precision} of {short(source)} is {root.hex()}, after {time.monotonic() - started:.1f} s")
+            if asked.ref:
+                await _tell_move(weights, asked.ref, root)
+
+    asyncio.run(ask(wide_console()))
+    return 0
+
+
 def forget(target: Target, names: Sequence[str]) -> int:
     """Gives up versions that no ref needs: the named ones, or all."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdbus.stack.branch_cli import add_branch
@@ -70,6 +71,17 @@ def add_weights(
 
         return canary(target(given, settings), None if given.end else given.root, given.share)
 
+    def run_convert(given: argparse.Namespace, settings: StackSettings) -> int:
+        from pdbus.stack.weights import convert
+
+        where, follow = target(given, settings), given.follow
+        return convert(where, given.version, given.precision, given.ref, follow=follow, wait_s=given.wait)
+
+    def run_heat(given: argparse.Namespace, settings: StackSettings) -> int:
+        from pdbus.stack.weights_heat import heat
+
+        return heat(target(given, settings), given.top, given.png)
+
     def run_gc(given: argparse.Namespace, settings: StackSettings) -> int:
         from pdbus.stack.weights import forget
 
@@ -126,10 +138,25 @@ def add_weights(
     which.add_argument("--end", action="store_true", help="end it: everybody gets stable again")
     canary.add_argument("--share", type=_share, default=0.1, help="0 to 1 (default: %(default)s)")
 
+    convert = kinds.add_parser("convert", help="have a version made in another precision, once, at a param-server")
+    convert.set_defaults(command=run_convert)
+    convert.add_argument("version", metavar="VERSION", help=_VERSION)
+    convert.add_argument("--precision", required=True, choices=["fp16", "bf16", "int8", "fp8"])
+    convert.add_argument("--ref", help="that names it (default: that of VERSION and the precision, as in stable-int8)")
+    convert.add_argument("--follow", action="store_true", help="VERSION is a ref: each of its versions, from now on")
+    convert.add_argument(
+        "--wait", type=float, default=120.0, metavar="S", help="seconds to wait (default: %(default)g; 0: don't)"
+    )
+
+    heat = kinds.add_parser("heat", help="the tensors and blocks that are read and changed most")
+    heat.set_defaults(command=run_heat)
+    heat.add_argument("--top", type=int, default=10, metavar="N", help="(default: %(default)s)")
+    heat.add_argument("--png", type=Path, metavar="FILE", help="layers by tensors, as a picture (the extra `plots`)")
+
     gc = kinds.add_parser("gc", help="give up versions that no ref needs, without waiting for the rollback window")
     gc.set_defaults(command=run_gc)
     gc.add_argument("versions", metavar="VERSION", nargs="*", help=f"{_VERSION} (default: all)")
-    return [push, log, show, diff, ref, rollback, canary, gc, *add_branch(kinds, target)]
+    return [push, log, show, diff, ref, rollback, canary, convert, heat, gc, *add_branch(kinds, target)]
 
 
 def _share(text: str) -> float:

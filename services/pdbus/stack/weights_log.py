@@ -68,6 +68,9 @@ def describe(entry: LogEntry) -> tuple[str, str, str]:
         return "member", member.server, f"{member.action}s"
     if forget := entry.forget:
         return "forget", ", ".join(map(short, forget.roots)), forget.author
+    if convert := entry.convert:
+        what = f"{convert.precision} of {convert.line or short(convert.root)} as {convert.ref or 'a version'}"
+        return "convert", what, f"{convert.author}: {'each head' if convert.line else 'once'}"
     return "unknown", "", ""
 
 

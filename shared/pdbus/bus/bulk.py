@@ -27,7 +27,17 @@ from pdbus.bus.codec import decode, encode
 from pdbus.bus.instruments import Instruments
 from pdbus.bus.transport import NO_RESPONDERS, STATUS, Callback, Raw, Subscription, Transport
 from pdbus.context import LONGEST_DEADLINE_S, Deadline, new_id
-from pdbus.errors import Cancelled, Conflict, Corrupt, InvalidRequest, NotFound, PdbusError, Unavailable, WireError
+from pdbus.errors import (
+    Cancelled,
+    Conflict,
+    Corrupt,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    PdbusError,
+    Unavailable,
+    WireError,
+)
 from pdbus.messages.bulk import Credit
 from pdbus.subjects import ANY, CREDIT, TRANSFER
 
@@ -77,7 +87,9 @@ class BulkPort:
 
     @asynccontextmanager
     async def receive(self, deadline: Deadline | None = None) -> AsyncIterator[Incoming]:
-        """A new stream to this port's address. Waits while MOST_INCOMING are open. Leaving early stops the sender."""
+        """A new stream to this port's address. Waits while MOST_INCOMING are open. Leaving early stops the sender.
+
+        Raises DeadlineExceeded."""
         await self._listen_once(self._receives, TRANSFER.name(address=self.address, stream=ANY), self._on_frame)
         stream = new_id()
         subject = TRANSFER.name(address=self.address, stream=stream)
@@ -92,8 +104,11 @@ class BulkPort:
 
     @asynccontextmanager
     async def _receive(self, stream: str, subject: str, deadline: Deadline | None) -> AsyncIterator[Incoming]:
-        async with (deadline or Deadline.after(LONGEST_DEADLINE_S)).timeout():
-            await self._slots.acquire()
+        try:
+            async with (deadline or Deadline.after(LONGEST_DEADLINE_S)).timeout():
+                await self._slots.acquire()
+        except TimeoutError:
+            raise DeadlineExceeded(f"none of {MOST_INCOMING} bulk streams became free in time") from None
         try:
             if subject in self._incoming:
                 raise Conflict(f"the bulk stream {subject} is open already")

@@ -64,11 +64,26 @@ class Bus:
         return self.instruments.malformed_count
 
     @property
+    def durable(self) -> bool:
+        """Whether there are logs."""
+        return self._logs is not None
+
+    @property
     def logs(self) -> Logs:
         """Raises Unavailable on the in-memory twin, which has none."""
         if self._logs is None:
             raise Unavailable("logs and work queues need a real NATS server")
         return self._logs
+
+    def held(self) -> dict[str, int]:
+        """Counts of what is under way on it, by name."""
+        registrations = [it for it in self._registrations if isinstance(it, Registration)]
+        return {
+            "calls": len(self._waiting),
+            "streams": len(self._streams),
+            "serving": sum(registration.running for registration in registrations),
+            "bulk_streams": self.bulk.open_streams,
+        }
 
     async def __aenter__(self) -> Bus:
         await self._inbox.start()

@@ -10,7 +10,7 @@ from opentelemetry.context import Context
 
 from pdbus.bus.codec import decode, encode
 from pdbus.bus.transport import NO_RESPONDERS, STATUS, Raw
-from pdbus.context import Deadline, RequestContext, new_id
+from pdbus.context import DEFAULT_PRIORITY, HIGHEST_PRIORITY, Deadline, RequestContext, new_id
 from pdbus.errors import Corrupt, InvalidRequest, PdbusError, Unavailable, WireError
 from pdbus.subjects import decode_token, encode_token
 
@@ -18,6 +18,8 @@ REQUEST_ID = "pd-id"
 TENANT = "pd-tenant"
 API_KEY = "pd-key"
 """A caller's API key, for routers."""
+PRIORITY = "pd-priority"
+"""0 to 9; 5 where it is absent."""
 DEADLINE = "pd-deadline"
 """Wall-clock nanoseconds."""
 BUDGET = "pd-budget"
@@ -51,12 +53,14 @@ def request_headers(ctx: RequestContext, trace: Context | None = None) -> dict[s
         headers[TENANT] = encode_token(ctx.tenant)
     if ctx.api_key is not None:
         headers[API_KEY] = ctx.api_key
+    if ctx.priority != DEFAULT_PRIORITY:
+        headers[PRIORITY] = str(ctx.priority)
     propagate.inject(headers, trace)
     return headers
 
 
 def read_context(headers: Mapping[str, str]) -> RequestContext:
-    """Raises InvalidRequest for a deadline or budget that is no number, and for an overlong id or tenant."""
+    """Raises InvalidRequest for a deadline, budget or priority that is no such number, an overlong id or tenant."""
     wall_ns = _number(headers, DEADLINE)
     budget_ms = _number(headers, BUDGET)
     if wall_ns is not None:
@@ -68,7 +72,15 @@ def read_context(headers: Mapping[str, str]) -> RequestContext:
     for header, name in ((TENANT, tenant), (REQUEST_ID, request_id)):
         if len(name) > LONGEST_NAME:
             raise InvalidRequest(f"longer than {LONGEST_NAME} characters", param=header)
-    return RequestContext(deadline, request_id, tenant, headers.get(API_KEY))
+    return RequestContext(deadline, request_id, tenant, headers.get(API_KEY), read_priority(headers, PRIORITY))
+
+
+def read_priority(headers: Mapping[str, str], name: str) -> int:
+    """Raises InvalidRequest that names the header."""
+    text = headers.get(name, str(DEFAULT_PRIORITY))
+    if len(text) != 1 or text not in "0123456789":
+        raise InvalidRequest(f"{name} must be 0 to {HIGHEST_PRIORITY}", param=name)
+    return int(text)
 
 
 def read_trace(headers: Mapping[str, str]) -> Context:

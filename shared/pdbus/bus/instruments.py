@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from opentelemetry import metrics, trace
@@ -15,11 +16,28 @@ from pdbus.subjects import Subject
 
 log = logging.getLogger(__name__)
 
+TELL_EVERY_S = 1.0
+
 
 def recorded(tracer: trace.Tracer) -> bool:
     """Whether its spans go anywhere. Until a provider is installed, which is for good, tracers are stand-ins."""
     # OpenTelemetry's own way to ask for its provider reads the environment each time: a twentieth of a router's work.
     return not isinstance(tracer, trace.ProxyTracer) or trace._TRACER_PROVIDER is not None
+
+
+class Seldom:
+    """Logs what may happen thousands of times a second: at most once a second, and how often it was meanwhile."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._untold = 0
+        self._again_s = 0.0
+
+    def __call__(self, what: str, subject: str, why: str) -> None:
+        self._untold += 1
+        if (now_s := self._now()) >= self._again_s:
+            log.warning("%s (%d times), the last on %s: %s", what, self._untold, subject, why)
+            self._untold, self._again_s = 0, now_s + TELL_EVERY_S
 
 
 class Instruments:
@@ -32,19 +50,20 @@ class Instruments:
         self.handled = meter.create_histogram("messaging.process.duration", unit="s")
         self._malformed = meter.create_counter("pdbus.bus.malformed", unit="{message}")
         self._dropped = meter.create_counter("pdbus.bus.dropped", unit="{message}")
+        self._tell_malformed, self._tell_dropped = Seldom(), Seldom()
         self.malformed_count = 0
         self.dropped_count = 0
 
     def malformed(self, subject: str, why: str) -> None:
         self.malformed_count += 1
         self._malformed.add(1)
-        log.warning("a malformed message on %s: %s", subject, why)
+        self._tell_malformed("a message is malformed", subject, why)
 
     def dropped(self, subject: str, why: str) -> None:
         """An event that was not sent or not handled; whoever needs it repairs the gap."""
         self.dropped_count += 1
         self._dropped.add(1)
-        log.warning("dropped an event of %s: %s", subject, why)
+        self._tell_dropped("an event was dropped", subject, why)
 
     def start_span(
         self, kind: SpanKind, operation: str, subject: Subject, request_id: str, parent: Context | None

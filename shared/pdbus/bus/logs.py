@@ -19,7 +19,23 @@ from pdbus.bus.work import Job, take
 from pdbus.canonical import content_digest
 from pdbus.context import Deadline, new_id
 from pdbus.errors import Conflict, Forbidden, InvalidRequest, NotFound, Unavailable
-from pdbus.subjects import ANY, BRANCH, CHANGELOG, CHECKPOINTS, DELETES, INVALIDATED, ROWS, Log, ToEvent, Work
+from pdbus.subjects import (
+    ANY,
+    BATCH_JOBS,
+    BATCHES,
+    BRANCH,
+    CHANGELOG,
+    CHECKPOINTS,
+    DELETES,
+    FILES,
+    INVALIDATED,
+    JOBS,
+    RESULTS,
+    ROWS,
+    Log,
+    ToEvent,
+    Work,
+)
 
 Q = TypeVar("Q")
 
@@ -32,6 +48,8 @@ _AHEAD = 16
 """Entries that are asked for at once."""
 _BRANCH_BYTES = 4 << 30
 """Of all branches together."""
+JOBS_KEPT_S = 48 * 3600
+"""A job runs within a day, and its result is readable for another; what waits for it is never kept longer."""
 
 
 class Logs:
@@ -81,12 +99,14 @@ class Logs:
         expected_seq: int | None = None,
         message_id: str | None = None,
         deadline: Deadline | None = None,
+        replaces: bool = False,
     ) -> int:
         """Appends `entry` durably and returns its sequence. Retried under one message id while JetStream is away.
 
         `expected_seq`: only if the subject's last entry has this sequence (0: it has none); else Conflict.
         `message_id`: an entry appended twice under one id within ten minutes counts once, and so does one with the
         same `expected_seq` at any time; both return the first one's sequence.
+        `replaces`: all earlier entries of the subject are removed (only where the stream allows it).
         Raises Conflict, Unavailable when the deadline (10 s) passes without an answer, TooLarge, and Overloaded where
         the log is bounded and full."""
         deadline = deadline or Deadline.after(APPEND_S)
@@ -94,6 +114,8 @@ class Logs:
         headers = {"Nats-Msg-Id": message_id, "Nats-Expected-Stream": _stream(to)}
         if expected_seq is not None:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(expected_seq)
+        if replaces:
+            headers["Nats-Rollup"] = "sub"
         data = encode(entry)
         while True:
             try:
@@ -253,6 +275,33 @@ def stream_configs() -> list[StreamConfig]:
             max_bytes=1 << 30,  # the server sets so much disk aside; some 15 million rows of 16 numbers
             discard=DiscardPolicy.NEW,  # full, it takes no update before old ones are sealed and purged
             duplicate_window=120,
+        ),
+        *(
+            StreamConfig(
+                name=queue.stream,
+                subjects=[queue.name(model=ANY)],
+                retention=RetentionPolicy.WORK_QUEUE,
+                storage=StorageType.FILE,
+                max_age=JOBS_KEPT_S,
+                max_bytes=512 << 20,
+                discard=DiscardPolicy.NEW,  # what was accepted stays; more is refused
+                duplicate_window=600,
+            )
+            for queue in (JOBS, BATCH_JOBS)
+        ),
+        *(
+            StreamConfig(
+                name=kept.stream,
+                subjects=[kept.name(**dict.fromkeys(kept.wanted, ANY))],
+                retention=RetentionPolicy.LIMITS,
+                storage=StorageType.FILE,
+                max_age=JOBS_KEPT_S,
+                max_bytes=1 << 30,
+                discard=DiscardPolicy.NEW,  # a result is not given up before its time for a newer one
+                allow_rollup_hdrs=kept is FILES,  # a deleted file's content goes at once
+                duplicate_window=120,
+            )
+            for kept in (RESULTS, BATCHES, FILES)
         ),
     ]
 

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from pdbus.bus.nats_wire import check_target
 from pdbus.bus.transport import NO_HEADERS, NO_RESPONDERS, STATUS, Buffer, Callback, Raw
 from pdbus.errors import TooLarge
 from pdbus.nats_access import OPEN_INBOX
@@ -79,6 +80,7 @@ class MemoryTransport:
         return self._broker.max_payload
 
     def send(self, subject: str, *parts: Buffer, reply: str = "", headers: Mapping[str, str] = NO_HEADERS) -> None:
+        check_target(subject, reply)
         size = sum(map(len, parts)) + sum(len(name) + len(value) + 4 for name, value in headers.items())
         if size > self.max_payload:
             raise TooLarge(f"a message of {size} bytes to {subject}; the server takes {self.max_payload}")

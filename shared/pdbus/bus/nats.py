@@ -9,19 +9,19 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import nats.errors
 
-from pdbus.bus.nats_client import GuardedClient
+from pdbus.bus.nats_client import DIAL_S, GuardedClient
 from pdbus.bus.transport import NO_HEADERS, Buffer, Callback
 from pdbus.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
-from pdbus.nats_access import NatsAccess
+from pdbus.nats_access import NatsAccess, shown
 from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
 LONGEST_BACKOFF_S = 1.0
+LONGEST_DIAL_S = 8.0
 TELL_EVERY_S = 5.0
 _MOST_REFUSED = 256
 
@@ -48,6 +48,7 @@ class NatsTransport:
         self._refused: set[str] = set()
         """In lower case: what was asked for in vain since the last subscription began."""
         self._refused_callbacks: list[Callable[[str], None]] = []
+        self._shown = shown(url)
         self._urls = [part.strip() for part in url.split(",")]
         self._name = name
         self._client: GuardedClient | None = None
@@ -158,16 +159,17 @@ class NatsTransport:
 
     async def _connect(self, until: float | None) -> None:
         """`until`: monotonic time at which to give up (Unavailable); None: never."""
-        backoff_s, told_at = 0.05, time.monotonic()
+        backoff_s, patience_s, told_at = 0.05, DIAL_S, time.monotonic()
         while True:
-            client = GuardedClient(self._on_lost, self._on_refused)
+            client, began_s = GuardedClient(self._on_lost, self._on_refused), time.monotonic()
             try:
-                await client.dial(self._urls, self._name, self._access.options())
+                await client.dial(self._urls, self._name, self._access.options(), patience_s)
                 if client.alive:
                     break
                 raise ConnectionResetError("NATS closed the connection at once")
             except (OSError, nats.errors.Error, TimeoutError, InvalidRequest) as error:
                 now = time.monotonic()
+                failed_s = now - began_s
                 if until is not None and isinstance(error, InvalidRequest):
                     raise
                 if until is not None and "authorization" in str(error).lower():
@@ -179,14 +181,11 @@ class NatsTransport:
                     told_at = now
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+            if failed_s >= patience_s:  # it was there, and too slow: on a busy machine it may be so each time
+                patience_s = min(2 * patience_s, LONGEST_DIAL_S)
         self._refused.clear()
         for subscription in self._subscriptions:
             subscription.number = client.listen(subscription.subject, subscription.callback, subscription.queue)
         self._client = client
         self._lost.clear()
         self._connected.set()
-
-    @property
-    def _shown(self) -> str:
-        """The addresses without user and password."""
-        return ", ".join(f"{urlsplit(url).hostname}:{urlsplit(url).port}" for url in self._urls)

@@ -27,44 +27,45 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from secrets import token_hex
 from typing import Any
 
-import nats.aio.client
 import nats.aio.transport
 import nats.errors
 
 from pdbus.bus.nats_inbound import Inbound, Work
+from pdbus.bus.nats_requests import RequestingClient
 from pdbus.bus.nats_wire import Outbox, publish, read_headers
 from pdbus.bus.transport import NO_HEADERS, Buffer, Callback, Raw
-from pdbus.errors import Forbidden, Unavailable
+from pdbus.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
 PING_EVERY_S = 1.0
 SILENT_PINGS = 3
 BARRIER_S = 10.0
+DIAL_S = 2.0
 READ_BYTES = 1 << 20
 _QUOTED = re.compile(r'"([^" ]+)')
 
 
-class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is untyped
+class GuardedClient(RequestingClient):
     """One connection's life. `on_lost` is called once when it ends without `shut()`."""
 
     def __init__(self, on_lost: Callable[[Exception], None], on_refused: Callable[[str], None]) -> None:
         super().__init__()
         self._on_lost = on_lost
         self._on_refused = on_refused
-        self._asked: dict[str, str] = {}
-        """Subjects of nats-py's requests in flight, by token."""
         self._secure = False
         self._over = False
         self._callbacks: dict[int, Callback] = {}
         self._out = Outbox(lambda: self._transport._io_writer)
         self._inbound: Inbound | None = None
 
-    async def dial(self, servers: Sequence[str], name: str, options: Mapping[str, Any]) -> None:
-        """Connects to any of `servers`, each tried twice; `options`: of NatsAccess.
+    async def dial(
+        self, servers: Sequence[str], name: str, options: Mapping[str, Any], patience_s: float = DIAL_S
+    ) -> None:
+        """Connects to any of `servers`, each tried twice; `options`: of NatsAccess. `patience_s`: for each of a
+        server's answers.
 
         Raises OSError or nats.errors.Error."""
         self._secure = "tls" in options
@@ -75,7 +76,7 @@ class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is
                 allow_reconnect=False,
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0.1,
-                connect_timeout=2,
+                connect_timeout=patience_s,
                 error_cb=_note,
                 **options,
             )
@@ -131,24 +132,6 @@ class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is
                 await answered
         except TimeoutError:
             raise Unavailable("NATS does not answer") from None
-
-    async def _request_new_style(
-        self, subject: str, payload: bytes, timeout: float = 1, headers: dict[str, Any] | None = None
-    ) -> Any:
-        if not self._resp_sub_prefix:
-            await self._init_request_sub()
-        token = (self._nuid.next() + token_hex(2).encode()).decode()
-        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._resp_map[token], self._asked[token] = answered, subject
-        try:
-            await self.publish(subject, payload, reply=self._resp_sub_prefix.decode() + token, headers=headers)
-            async with asyncio.timeout(timeout):
-                return await answered
-        except TimeoutError:
-            raise nats.errors.TimeoutError from None
-        finally:
-            self._resp_map.pop(token, None)
-            self._asked.pop(token, None)
 
     # The end ---------------------------------------------------------------------------------------------------------
 
@@ -249,17 +232,10 @@ class GuardedClient(nats.aio.client.Client):  # type: ignore[misc]  # nats-py is
             log.error("NATS refused something: %s", err_msg)
             refused = _QUOTED.search(err_msg)
             if refused:
-                self._refuse(refused[1])
+                self.refused(refused[1])
+                self._on_refused(refused[1])
         else:
             self.lost(nats.errors.Error(f"NATS ended the connection: {err_msg}"))
-
-    def _refuse(self, subject: str) -> None:
-        """`subject` is in lower case: nats-py reads errors so."""
-        for token, asked in self._asked.items():
-            waiting = self._resp_map.get(token)
-            if waiting and not waiting.done() and asked.lower() == subject:
-                waiting.set_exception(Forbidden(f"NATS does not let this process publish to {asked}"))
-        self._on_refused(subject)
 
     async def _process_op_err(self, e: Exception) -> None:
         self.lost(e)

@@ -16,6 +16,9 @@ STALLED_S = 10.0
 """Longest wait for a full socket; the server cuts a slow reader off after as long."""
 SMALL_PART_BYTES = 16 << 10
 
+LONGEST_TARGET = 4000
+"""Characters of subject and reply subject together: the server ends the connection over a command line of 4096."""
+
 _END = b"\r\n"
 _UNSENDABLE = re.compile("[^!-~]")
 
@@ -25,9 +28,11 @@ def publish(
 ) -> list[Buffer]:
     """The command that publishes `parts` as one body, without copying them.
 
-    Raises TooLarge for headers and body above `max_payload`, ValueError for what would break out of the command."""
+    Raises TooLarge for headers and body above `max_payload` and for an overlong subject, ValueError for what would
+    break out of the command."""
     if not subject or _UNSENDABLE.search(subject) or _UNSENDABLE.search(reply):
         raise ValueError(f"{subject!r} (reply to {reply!r}) can't be sent to")
+    check_target(subject, reply)
     block = header_block(headers) if headers else b""
     size = len(block) + sum(map(len, parts))
     if size > max_payload:
@@ -36,6 +41,12 @@ def publish(
     if block:
         return [f"HPUB {target} {len(block)} {size}\r\n".encode(), block, *parts, _END]
     return [f"PUB {target} {size}\r\n".encode(), *parts, _END]
+
+
+def check_target(subject: str, reply: str) -> None:
+    """Raises TooLarge. Names of peers' choice are in subjects: one that is too long would end the connection."""
+    if len(subject) + len(reply) > LONGEST_TARGET:
+        raise TooLarge(f"a subject of {len(subject)} characters, reply to one of {len(reply)}: {subject[:64]}…")
 
 
 def header_block(headers: Mapping[str, str]) -> bytes:

@@ -55,7 +55,7 @@ class Tail(Generic[Q]):
         """Of the last entry taken."""
         self._to, self._subject, self._take = to, subject, take
         self._transport, self._js, self._instruments = transport, js, instruments
-        self._inbox = f"_INBOX.{new_id()}"
+        self._inbox = f"{transport.inbox_prefix}.{new_id()}"
         self._subscription: NatsSubscription | None = None
         self._consumer = ""
         self._delivered = 0

@@ -19,9 +19,8 @@ from pdbus.subjects import ToEvent, Work
 log = logging.getLogger(__name__)
 Q = TypeVar("Q")
 
-ACK_WAIT_S = 30.0
-"""A worker that says nothing for so long has died: another gets the message."""
-KEEP_EVERY_S = 10.0
+_KEEPS = 3
+"""So often within its `ack_wait_s` a worker says that it is still at work."""
 PULL_S = 5.0
 RETRY_S = 0.5
 MOST_PENDING = 100_000
@@ -31,12 +30,15 @@ MOST_PENDING = 100_000
 class Job(Generic[Q]):
     """A message to be worked on. Until it is settled nobody else gets it, and it comes again if this process dies."""
 
-    def __init__(self, message: Q, reply: str, js: JetStream) -> None:
+    def __init__(self, message: Q, reply: str, js: JetStream, ack_wait_s: float) -> None:
         self.message = message
+        self.deliveries = deliveries(reply)
+        """How often it was given out, this time included."""
         self._reply = reply
         self._js = js
+        self._keep_every_s = ack_wait_s / _KEEPS
         self._settled = False
-        self._beat = asyncio.get_running_loop().call_later(KEEP_EVERY_S, self._keep)
+        self._beat = asyncio.get_running_loop().call_later(self._keep_every_s, self._keep)
 
     async def done(self) -> None:
         """The work's effects are durable: the message is removed. Raises Unavailable; it may then come again."""
@@ -59,7 +61,18 @@ class Job(Generic[Q]):
     def _keep(self) -> None:
         with suppress(PdbusError):
             self._js.keep(self._reply)
-        self._beat = asyncio.get_running_loop().call_later(KEEP_EVERY_S, self._keep)
+        self._beat = asyncio.get_running_loop().call_later(self._keep_every_s, self._keep)
+
+
+def deliveries(reply: str) -> int:
+    """What the acknowledgement subject says of a message: how often it was given out. Raises InvalidRequest.
+
+    `$JS.ACK.<stream>.<consumer>.<deliveries>.…` of 9 tokens; later servers put domain and account behind `$JS.ACK`."""
+    tokens = reply.split(".")
+    try:
+        return int(tokens[4 if len(tokens) < 11 else 6])
+    except (IndexError, ValueError):
+        raise InvalidRequest(f"no acknowledgement subject: {reply[:128]}") from None
 
 
 async def take(
@@ -71,7 +84,7 @@ async def take(
         durable_name=consumer,
         filter_subject=to.name,
         ack_policy=AckPolicy.EXPLICIT,
-        ack_wait=ACK_WAIT_S,
+        ack_wait=subject.ack_wait_s,
         max_ack_pending=MOST_PENDING,
     )
     ensured = False
@@ -96,7 +109,7 @@ async def take(
                 with suppress(Unavailable):
                     await js.settle(raw.reply, b"+TERM")
                 continue
-            job = Job(message, raw.reply, js)
+            job = Job(message, raw.reply, js, subject.ack_wait_s)
             try:
                 yield job
             finally:

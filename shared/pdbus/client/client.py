@@ -14,9 +14,10 @@ from pdbus.bus.bus import Bus
 from pdbus.bus.bus import connect as connect_bus
 from pdbus.caching.feature_key import feature_name
 from pdbus.client.embeddings import Embeddings, embed_all
+from pdbus.client.jobs import Jobs
 from pdbus.client.resume import Object, Resumed
 from pdbus.client.weights import Weights
-from pdbus.context import Deadline, RequestContext, new_id
+from pdbus.context import DEFAULT_PRIORITY, Deadline, RequestContext, new_id
 from pdbus.errors import Corrupt, PdbusError
 from pdbus.messages.features import FeaturesReply, FeaturesRequest
 from pdbus.messages.router import EmbedReply, EmbedRequest, InferRequest
@@ -42,8 +43,16 @@ class Client:
     """
 
     def __init__(
-        self, bus: Bus, model: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, api_key: str | None = None
+        self,
+        bus: Bus,
+        model: str,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        api_key: str | None = None,
+        priority: int = DEFAULT_PRIORITY,
     ) -> None:
+        """`priority`: of all that it asks for, 0 to 9; the key may limit it."""
+        self._priority = priority
         self._bus = bus
         self._api_key = api_key
         self._model = model
@@ -54,6 +63,8 @@ class Client:
         self._budget = RetryBudget(time.monotonic())
         self.weights = Weights(bus, self._name)
         """Updates and versions of the model. `connect` ends what it starts; else its `close` does."""
+        self.jobs = Jobs(bus, model, self._context, self._call, self._back_off)
+        """Work that must not be lost."""
 
     async def chat(self, messages: Sequence[Object], *, timeout_s: float | None = None, **fields: Any) -> Object:
         """The whole answer, a `chat.completion`."""
@@ -118,7 +129,9 @@ class Client:
             await self._bus.logs.append(INVALIDATED(), entry)
 
     def _context(self, timeout_s: float | None) -> RequestContext:
-        return RequestContext(Deadline.after(timeout_s or self._timeout_s), api_key=self._api_key)
+        return RequestContext(
+            Deadline.after(timeout_s or self._timeout_s), api_key=self._api_key, priority=self._priority
+        )
 
     async def _call(self, to: To[Q, R], request: Q, ctx: RequestContext) -> R:
         retries = 0
@@ -196,13 +209,14 @@ async def connect(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     api_key: str | None = None,
     access: NatsAccess | None = None,
+    priority: int = DEFAULT_PRIORITY,
 ) -> AsyncIterator[Client]:
     """A client with a connection of its own.
 
     `api_key`: of `pdbus keys add`, where the routers ask for one; `access`: of `pdbus keys nats`, where NATS does.
     Raises Unavailable where no NATS server answers within `timeout_s`, Unauthorized where it does not know `access`."""
     async with connect_bus(nats_url, name=f"pdbus client of {model}", wait_s=timeout_s, access=access) as bus:
-        client = Client(bus, model, timeout_s=timeout_s, api_key=api_key)
+        client = Client(bus, model, timeout_s=timeout_s, api_key=api_key, priority=priority)
         try:
             yield client
         finally:

@@ -20,10 +20,12 @@ _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 class _Choice:
     text: str = ""
     logprobs: int = 0
+    ids: list[int] = field(default_factory=list)
     finished: bool = False
     # Of the stream that is being read:
     seen: int = 0
     seen_logprobs: int = 0
+    seen_ids: int = 0
 
 
 @dataclass
@@ -38,7 +40,7 @@ class Resumed:
     def begin(self) -> None:
         """Another stream of the same request follows."""
         for choice in self._choices.values():
-            choice.seen = choice.seen_logprobs = 0
+            choice.seen = choice.seen_logprobs = choice.seen_ids = 0
 
     def new(self, chunk: Object) -> Object | None:
         """The part of `chunk` that the caller doesn't have yet, or None.
@@ -61,21 +63,32 @@ class Resumed:
         if not text.startswith(before):
             raise Corrupt("the repeated answer differs from what was given before")
         fresh = text[len(before) :]
-        first = not known.text and known.seen == 0 and not known.logprobs and not known.finished
+        first = not (known.text or known.seen or known.logprobs or known.ids or known.finished)
         known.seen += len(text)
         known.text += fresh
         logprobs, listed = self._new_logprobs(known, told.get("logprobs"))
+        ids = self._new_ids(known, told.get("token_ids") or [])
         finish = None if known.finished else told.get("finish_reason")
         known.finished |= finish is not None
-        if not (fresh or listed or finish or first):
+        if not (fresh or listed or ids or finish or first):
             return None
         new = {**told, "logprobs": logprobs, "finish_reason": finish}
+        if "token_ids" in told:
+            new["token_ids"] = ids
         if chat:
             role = {"role": told["delta"]["role"]} if first and "role" in told["delta"] else {}
             new["delta"] = {**role, **({"content": fresh} if fresh or first else {})}
         else:
             new["text"] = fresh
         return new
+
+    def _new_ids(self, known: _Choice, told: list[int]) -> list[int]:
+        before = known.ids[known.seen_ids : known.seen_ids + len(told)]
+        if told[: len(before)] != before:
+            raise Corrupt("the repeated answer differs from what was given before")
+        known.seen_ids += len(told)
+        known.ids += told[len(before) :]
+        return told[len(before) :]
 
     def _new_logprobs(self, known: _Choice, told: Object | None) -> tuple[Object | None, int]:
         if told is None:

@@ -33,6 +33,10 @@ class Attempts:
         self._newest: OrderedDict[str, _Known] = OrderedDict()  # by session
         self._cancelled: OrderedDict[tuple[str, int | None], _Known] = OrderedDict()  # by request and choice
 
+    def __len__(self) -> int:
+        """Entries of both kinds."""
+        return len(self._newest) + len(self._cancelled)
+
     def admit(self, request_id: str, choice: int, session: str, attempt: int, now_s: float) -> bool:
         """True: a new attempt, now the session's newest. False: the newest one again.
 

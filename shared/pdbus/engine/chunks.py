@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
+from pdbus.engine.pace import Pace
 from pdbus.engine.sequence import LayerReady, Sequence
+from pdbus.engine.tenants import Tenants
 from pdbus.messages.common import Digest
 
 
@@ -35,18 +37,31 @@ def wait_for(early: Many[Chunk], layer: int) -> None:
             chunk.sequence.arriving.wait(layer)
 
 
-def chunks_of(
-    running: Many[Sequence], budget_of: Callable[[int], int], page_tokens: int, turn: int
-) -> tuple[Chunk, ...]:
-    """Answers first, one token each. Prompts share the budget evenly, those that wait longest first: where it is not
-    enough for all of them, each gets its turn. What they leave goes to the first ones.
-
-    `budget_of`: prompt tokens of a step, by the number of answers in it; at least a page. `turn` numbers the step."""
+def chunks_of(running: Many[Sequence], pace: Pace, page_tokens: int, turn: int, tenants: Tenants) -> tuple[Chunk, ...]:
+    """Answers first, one token each; prompts as the tenants share the rest of the step (engine/tenants.py). `turn`
+    numbers the step."""
     active = [one for one in running if (one.ready or one.arriving) and not one.cancelled]
-    tokens = {one: 1 for one in active if one.remaining == 1}
     prompts = sorted((one for one in active if one.remaining > 1), key=lambda one: one.served)
-    budget = budget_of(len(tokens))
-    share = max(budget // max(len(prompts), 1), page_tokens)
+    answers = [one for one in active if one.remaining == 1]
+    answers = tenants.in_step(answers, pace.answers(beside_prompts=bool(prompts)))
+    tokens = dict.fromkeys(answers, 1)
+    used = 0
+    for group in tenants.grouped(prompts):
+        budget = pace.prompt_tokens(tenants.no_heavier(group, answers)) - used
+        shared = _shared(group, max(budget, 0), page_tokens)
+        used += sum(shared.values())
+        tokens |= shared
+    chosen = [one for one in active if tokens.get(one)]
+    for sequence in chosen:
+        sequence.served = turn
+    return tuple(Chunk(one, tokens[one], _first_layer(one)) for one in chosen)
+
+
+def _shared(prompts: Many[Sequence], budget: int, page_tokens: int) -> dict[Sequence, int]:
+    """Prompts share the budget evenly, those that wait longest first: where it is not enough for all of them, each gets
+    its turn. What they leave goes to the first ones."""
+    tokens: dict[Sequence, int] = {}
+    share = max(budget // len(prompts), page_tokens)
     for sequence in prompts:
         tokens[sequence] = _cut(sequence, min(share, budget), page_tokens)
         budget -= tokens[sequence]
@@ -54,9 +69,7 @@ def chunks_of(
         more = _cut(sequence, tokens[sequence] + budget, page_tokens) - tokens[sequence]
         tokens[sequence] += more
         budget -= more
-        if tokens[sequence]:
-            sequence.served = turn
-    return tuple(Chunk(one, tokens[one], _first_layer(one)) for one in active if tokens[one])
+    return tokens
 
 
 def passes_of(chunks: Many[Chunk]) -> tuple[tuple[Chunk, ...], ...]:

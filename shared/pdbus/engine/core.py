@@ -102,6 +102,11 @@ class Core:
     def waiting(self) -> int:
         return len(self._scheduler.waiting)
 
+    @property
+    def live(self) -> int:
+        """Sequences that it has not let go of."""
+        return len(self._live)
+
     async def call(self, work: Callable[[], T]) -> T:
         """Runs `work` in the engine's thread between two turns, and returns or raises what it does. It is done also
         where nobody waits for its result any more."""
@@ -149,6 +154,10 @@ class Core:
         await self.call(sequence.hold.release)
 
     # What follows runs in the engine's thread.
+
+    def make_room(self, tenant: str, pages: int) -> bool:
+        """Whether so many pages can be had for a new sequence of the tenant (engine/scheduler.py)."""
+        return self._scheduler.make_room(tenant, pages) and self._scheduler.can_allocate(pages)
 
     def drop_root(self, kv_root: Digest) -> int:
         """Drops all pages made from it, and publishes none of those that running sequences still compute."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pdbus.context import LONGEST_DEADLINE_S, RequestContext
 from pdbus.engine.loaded import Loaded
-from pdbus.engine.version import WeightSource
+from pdbus.engine.sources import WeightSource
 from pdbus.messages.common import Digest
 from pdbus.model.encoder import Encoder
 from pdbus.model.encoder_build import build_encoder, encoder_compute_class, needed_for_encoder

@@ -29,6 +29,7 @@ class Job(ABC):
     def __init__(self, attempt: Ticket | Reserve, deadline: Deadline) -> None:
         self.request_id, self.choice, self.attempt = attempt.request_id, attempt.choice, attempt.attempt
         self.router, self.root, self.deadline = attempt.router, attempt.root, deadline
+        self.tenant = attempt.tenant
         self.accepted_ns = time.time_ns()
         self.next_index = 0
         """Output index of the next item."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Coroutine, Iterator
 from typing import Generic, TypeVar
 
@@ -16,7 +17,8 @@ from pdbus.engine.emitter import Emitter
 from pdbus.engine.job import Job, internal
 from pdbus.engine.sequence import Key
 from pdbus.errors import Overloaded, PdbusError
-from pdbus.messages.common import session_of
+from pdbus.messages.common import Ticket
+from pdbus.messages.decode import Reserve
 from pdbus.messages.router import TokenItem
 from pdbus.messages.workers import Cancel
 from pdbus.subjects import CANCEL
@@ -58,15 +60,21 @@ class Jobs(Generic[J]):
             and message.choice in (None, job.choice)
         ]
 
-    def admit(self, request_id: str, choice: int, attempt: int) -> bool:
-        """True: the attempt is new here, and there is room. False: it was taken already. Raises why it is refused."""
-        session = session_of(request_id, choice)
-        if not self.attempts.admit(request_id, choice, session, attempt, time.monotonic()):
+    def admit(self, wanted: Ticket | Reserve) -> bool:
+        """True: the attempt is new here, and there is room. False: it was taken already. Raises why it is refused.
+
+        A tenant with less than its share of the jobs is let in where others fill them, up to twice as many."""
+        attempt, session = wanted.attempt, wanted.session
+        if not self.attempts.admit(wanted.request_id, wanted.choice, session, attempt, time.monotonic()):
             return False
-        if len(self._jobs) >= self._most:
+        if len(self._jobs) >= self._most and not self._below_share(wanted.tenant):
             self.attempts.forget(session, attempt)
             raise Overloaded(f"{len(self._jobs)} requests are at work or waiting here", retry_after_s=1.0)
         return True
+
+    def _below_share(self, tenant: str) -> bool:
+        held = Counter(job.tenant for job in self._jobs.values())
+        return held[tenant] * len(held.keys() | {tenant}) < self._most and len(self._jobs) < 2 * self._most
 
     def start(self, job: J) -> None:
         """Runs an admitted job. An older attempt of its session ends: its router has given it up."""

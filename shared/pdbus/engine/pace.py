@@ -22,6 +22,8 @@ class Pace:
         self._page_tokens, self._chunk_tokens = page_tokens, chunk_tokens
         self._answers_s = 0.0
         """Of a step of answers alone."""
+        self._answer_s: float | None = None
+        """Its part of such a step that each answer had: what one more costs is less."""
         self._token_s: float | None = None
         """Of a prompt token, beyond that."""
 
@@ -39,10 +41,17 @@ class Pace:
         tokens = int((STEP_S - self._answers_s) / self._token_s)
         return min(max(tokens, self._page_tokens), self._chunk_tokens)
 
+    def answers(self, *, beside_prompts: bool) -> int:
+        """The most for the next step, where they are of several tenants: half of its time is for prompts that wait."""
+        if not self._answer_s:
+            return 1 << 30
+        return max(int(STEP_S / self._answer_s / (2 if beside_prompts else 1)), 1)
+
     def took(self, answers: int, prompt_tokens: int, taken_s: float) -> None:
         """A step is over."""
         if not prompt_tokens:
             self._answers_s = _nearer(self._answers_s or None, taken_s)
+            self._answer_s = _nearer(self._answer_s, taken_s / answers) if answers else self._answer_s
             return
         answers_s = self._answers_s if answers else 0.0
         token_s = max(taken_s - answers_s, 0.1 * taken_s, _LEAST_S) / prompt_tokens

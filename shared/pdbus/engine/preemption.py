@@ -1,7 +1,8 @@
 """Who gives its pages up when they run out, and when it gets them back. Pure: the copying is behind `Swap`.
 
 A preempted sequence owns no pages; its KV is kept elsewhere and comes back without being computed again. The youngest
-goes first and the oldest comes back first, so the oldest always gets on.
+of the tenant that holds most goes first and the oldest comes back first; while any is away, only a tenant below its
+share gets new pages, so all get on.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from pdbus.engine.sequence import Sequence
+from pdbus.engine.tenants import Tenants
 from pdbus.kv.pages import PageTable
 
 
@@ -31,19 +33,19 @@ class Swap(Protocol):
 class Preemption:
     """The preempted sequences of one scheduler. Without a `swap` there never are any."""
 
-    def __init__(self, pages: PageTable, page_tokens: int, swap: Swap | None) -> None:
+    def __init__(self, pages: PageTable, page_tokens: int, swap: Swap | None, tenants: Tenants) -> None:
         self.sequences: list[Sequence] = []
         """In order of admission."""
-        self._pages, self._page_tokens, self._swap = pages, page_tokens, swap
+        self._pages, self._page_tokens, self._swap, self._tenants = pages, page_tokens, swap, tenants
 
     def preempt(self, running: list[Sequence]) -> Sequence | None:
-        """Frees the pages of the youngest of `running` whose KV can be kept; None where nothing is won by it.
+        """Frees the pages of one of `running` whose KV can be kept; None where nothing is won by it.
 
         One that hands its pages over, or is still being filled, can't let go of them."""
         able = [one for one in running if one.ready and not one.handoff and not one.cancelled]
         if not self._swap or not able:
             return None
-        victim = able[-1]
+        victim = self._tenants.gives_way(able)
         others_own_some = self._pages.used > len(victim.hold.pages)  # else nobody will ever give a page back
         if not others_own_some or not self._swap.save(victim):
             return None

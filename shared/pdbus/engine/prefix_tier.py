@@ -40,6 +40,11 @@ class PrefixTier:
         self._write_back = WriteBack(ring, core)
         self._tokens = meter().create_counter("pdbus.prefix.tokens", unit="{token}")
 
+    @property
+    def to_write(self) -> int:
+        """Pages that wait for their turn to be written to the nodes; they are not held for it."""
+        return self._write_back.waiting
+
     async def __aenter__(self) -> Self:
         await self._write_back.__aenter__()
         return self

@@ -2,7 +2,8 @@
 
 A sequence is in exactly one of three places:
 
-    waiting  admitted in order of arrival, once there is room and its pages can be had (if it doesn't bring them along).
+    waiting  admitted as the tenants share the worker (engine/tenants.py), else in order of arrival, once there is room
+             and its pages can be had (if it doesn't bring them along).
     running  owns the pages of all its known tokens. Takes part in steps while it is `ready`.
 
     preempted  owns no pages: others needed them to grow (engine/preemption.py). Comes back before anything is admitted
@@ -27,6 +28,7 @@ from pdbus.engine.chunks import Chunk, chunks_of, passes_of
 from pdbus.engine.pace import Pace
 from pdbus.engine.preemption import Preemption, Swap
 from pdbus.engine.sequence import Sequence
+from pdbus.engine.tenants import Tenants, tenant_of
 from pdbus.errors import DeadlineExceeded, Overloaded, PdbusError, TooLarge
 from pdbus.kv.pages import PageHold, PageTable
 from pdbus.kv.prefix import PageKey, more_keys
@@ -67,7 +69,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         """In order of admission: the last one is the youngest."""
         self._copy_below = copy_below
-        self._preemption = Preemption(pages, limits.page_tokens, swap)
+        self._tenants = Tenants(limits.running)
+        self._preemption = Preemption(pages, limits.page_tokens, swap, self._tenants)
         self._pace = Pace(limits.page_tokens, limits.chunk_tokens)
         self._turns = 0
         self._admitted = 0
@@ -105,16 +108,18 @@ class Scheduler:
     def turn(self, now_s: float) -> Turn:
         """Decides the next round. What failed is already removed; its pages are still its own, except a victim's."""
         self._turns += 1
+        self._tenants.look(self.all, self._turns, now_s)
         failed = self._expire(now_s)
         self._preemption.bring_back(self.running, self.limits.running)
         started = self._admit(failed)
         failed += self._grow()
-        chunks = chunks_of(self.running, self._pace.prompt_tokens, self.limits.page_tokens, self._turns)
+        chunks = chunks_of(self.running, self._pace, self.limits.page_tokens, self._turns, self._tenants)
         return Turn(tuple(started), tuple(failed), passes_of(chunks))
 
     def computed(self, chunk: Chunk) -> None:
         """Notes that a chunk is in its pages, and publishes the pages that it filled."""
         chunk.sequence.computed += chunk.tokens
+        self._tenants.computed(chunk.sequence, chunk.tokens)
         self.publish(chunk.sequence)
 
     def took(self, turn: Turn, taken_s: float) -> None:
@@ -152,10 +157,10 @@ class Scheduler:
 
     def _admit(self, failed: list[tuple[Sequence, PdbusError]]) -> list[Sequence]:
         started: list[Sequence] = []
-        held_up = bool(self.preempted)
-        for sequence in list(self.waiting):
-            if len(self.running) >= self.limits.running:
-                break
+        held_up = False
+        for sequence in self._tenants.first(self.waiting):
+            if not self._tenants.may_start(sequence, self.running):
+                continue
             if not sequence.hold.pages:
                 wanted = -(-len(sequence.tokens) // self.limits.page_tokens)
                 if wanted > self.pages.total:
@@ -165,7 +170,7 @@ class Scheduler:
                     continue
                 if held_up or self._prefix_is_being_computed(sequence):
                     continue
-                if not self._take_pages(sequence, wanted):
+                if not self.make_room(tenant_of(sequence), wanted) or not self._take_pages(sequence, wanted):
                     held_up = True  # those behind it that want pages wait too: a large prompt must not starve
                     continue
             self._start(sequence)
@@ -191,13 +196,12 @@ class Scheduler:
     def _take_pages(self, sequence: Sequence, wanted: int) -> bool:
         hold = self.pages.hold()
         shared = hold.match(self._shareable(sequence))
-        growing = sum(not one.handoff for one in self.running)  # each may want a page in this very turn
-        if not self.pages.can_allocate(wanted - shared + growing):
+        if not self.can_allocate(wanted - shared):
             hold.release()
             return False
         with self.pages.hold() as sources:
             layer = self._match_lower(sequence, shared, sources)
-            if not self.pages.can_allocate(wanted - shared + growing):
+            if not self.can_allocate(wanted - shared):
                 sources.release()  # there is no room for them beside what is copied from them
             new = hold.allocate(wanted - shared)
             if sources.pages and self._copy_below:
@@ -228,11 +232,8 @@ class Scheduler:
                 if self.pages.can_allocate(1):
                     sequence.hold.allocate(1)
                     continue
-                if preempted := self._preemption.preempt(self.running):
-                    self.running.remove(preempted)
-                    self.keep_private(preempted)
-                else:
-                    victims.append(self._give_up(self._youngest()))
+                if not self._preempt():
+                    victims.append(self._give_up(self._tenants.gives_way([one for one in self.running if one.ready])))
         return victims + [self._give_up(one) for one in self._preemption.hopeless()]
 
     def _give_up(self, victim: Sequence) -> tuple[Sequence, PdbusError]:
@@ -240,9 +241,26 @@ class Scheduler:
         victim.hold.release()
         return victim, Overloaded("no KV pages are left for this answer to grow")
 
-    def _youngest(self) -> Sequence:
-        """Of those whose pages nobody else is writing into."""
-        return next(one for one in reversed(self.running) if one.ready)
+    def _preempt(self) -> bool:
+        preempted = self._preemption.preempt(self.running)
+        if preempted:
+            self.running.remove(preempted)
+            self.keep_private(preempted)
+        return preempted is not None
+
+    def can_allocate(self, pages: int) -> bool:
+        """Beside one for each running answer, which may want it in this very turn."""
+        return self.pages.can_allocate(pages + sum(not one.handoff for one in self.running))
+
+    def make_room(self, tenant: str, wanted: int) -> bool:
+        """Whether a new sequence may have so many pages, if they are free: not before preempted ones have theirs back,
+        unless its tenant holds less than its share. Then those that hold most give way."""
+        room = not self.preempted
+        if self._tenants.below_share(tenant, wanted, self.pages.total, self.running):
+            room = True
+            while not self.can_allocate(wanted) and self._preempt():
+                pass
+        return room
 
     def _lacks_page(self, sequence: Sequence) -> bool:
         return len(sequence.hold.pages) * self.limits.page_tokens < len(sequence.tokens)

@@ -70,7 +70,7 @@ class Sequence:
     admitted: int = 0
     """Its number in the order of admission."""
     served: int = 0
-    """The turn in which some of its prompt was computed last, or in which it was admitted."""
+    """The turn in which some of it was computed last, or in which it was admitted."""
     published: int = 0
     """Pages from the first on that are findable under `keys`, its own or shared ones."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)

@@ -58,7 +58,8 @@ class EngineService(Service[S], Generic[S]):
             settings.layer_groups,
         )
         kept = partial(self._cache.count, "kept")
-        self.versions = Versions(self._reader, partial(open_backend, options), self._on_versions, kept)
+        opening = partial(open_backend, options)
+        self.versions = Versions(self._reader, opening, self._on_versions, kept, self._reader)
         self.worker: Worker[Any] | None = None
 
     @abstractmethod
@@ -119,6 +120,12 @@ class EngineService(Service[S], Generic[S]):
             progress=self.worker.core.progress if self.worker else 0,
             log_seq=self._history.seq,
         )
+
+    def held(self) -> dict[str, int]:
+        return {"pins": self.versions.pins} | (self.worker.held() if self.worker else {})
+
+    def kept(self) -> dict[str, int]:
+        return {"versions": len(self.versions.roots)} | (self.worker.kept() if self.worker else {})
 
     async def stop_intake(self) -> None:
         if self.worker:

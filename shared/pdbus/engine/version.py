@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import Protocol, Self, TypeAlias
-
-import numpy as np
+from typing import Self
 
 from pdbus.context import LONGEST_DEADLINE_S, RequestContext
+from pdbus.engine.sources import Fetch, FetchRuns, Int8Source, Progress, WeightSource
 from pdbus.kv.format import StreamFormat
 from pdbus.kv.prefix import PrefixScope, group_starts
 from pdbus.messages.common import Digest
@@ -19,40 +18,13 @@ from pdbus.model.backend import Backend, Builder, Model
 from pdbus.model.config import ModelConfig
 from pdbus.model.families import config_of, writing
 from pdbus.model.memory import give_back
-from pdbus.model.parts import NO_CHANGES, Part, Patch
+from pdbus.model.parts import NO_CHANGES, Part, Patch, Tensors, packed_dtypes
 from pdbus.model.scope import prefix_scope, stream_scopes
 from pdbus.tasks import cancelled
-from pdbus.weights.blocks import Run, blocks_of_rows
+from pdbus.weights.blocks import blocks_of_rows, row_bytes
 from pdbus.weights.changes import changed_rows
-from pdbus.weights.layer import META, Tensor, is_computed, layer_of
+from pdbus.weights.layer import META, is_computed, layer_of
 from pdbus.weights.manifest import Manifest
-
-Progress: TypeAlias = Callable[[int, int], None]
-"""(bytes so far, bytes in all)."""
-
-
-class WeightSource(Protocol):
-    """Where versions come from: peers/weights.py over the bus."""
-
-    async def manifest(self, root: Digest, ctx: RequestContext) -> Manifest: ...
-
-    async def meta(self, root: Digest, ctx: RequestContext) -> Mapping[str, bytes]: ...
-
-    async def tensors(
-        self,
-        root: Digest,
-        ctx: RequestContext,
-        names: Collection[str] | None = None,
-        *,
-        rows: slice | None = None,
-        progress: Progress | None = None,
-    ) -> Mapping[str, np.ndarray]:
-        """`rows`: of the one tensor that is named; a run of whole blocks."""
-
-    async def runs(
-        self, root: Digest, ctx: RequestContext, runs: Sequence[Run], *, progress: Progress | None = None
-    ) -> Sequence[np.ndarray]:
-        """Runs of rows of several tensors at once."""
 
 
 @dataclass(eq=False)
@@ -64,6 +36,7 @@ class Version:
     scope: PrefixScope
     """Of its prefix keys, without a salt."""
     manifest: Manifest
+    """Of what it knows its layers by: where they were made in int8 of a version in fp32, that one's."""
     lower: tuple[tuple[int, PrefixScope], ...] = ()
     """(layer, scope of all below it), from the lowest up: where its layers are kept in several groups."""
     pins: int = 0
@@ -119,38 +92,65 @@ async def load(
     backend_for: Callable[[ModelConfig], Awaitable[Backend]],
     progress: Progress,
     on_kept: Callable[[int, int], object] = lambda blocks, size: None,
+    int8: Int8Source | None = None,
 ) -> Version:
     """Fetches what none of the `others` holds already, part by part, and builds the version. `backend_for`: what shall
     compute it. `on_kept`: told how many blocks, and bytes, did not have to be fetched.
 
+    Where that computes in int8, a version in fp32 and the one that was made of it in int8 are the same to it, bit by
+    bit. It then fetches the latter's blocks for both, and knows their layers by the former's digests, so that they are
+    shared. Prefix keys are made from the version that was asked for: a router knows no other.
+
     Raises what `source` does, and InvalidRequest for a model that can't be served."""
     ctx = RequestContext.after(LONGEST_DEADLINE_S)
-    manifest = await source.manifest(root, ctx)
-    digests = {layer.name: layer.digest for layer in manifest.layers if layer.name == META or is_computed(layer.name)}
-    reuse = max(others, key=lambda other: len(digests.items() & other.digests.items()), default=None)
-    if reuse and digests.get(META) == reuse.digests[META]:
-        config = reuse.config
-    else:
-        config = writing(config_of(await source.meta(root, ctx)))
+    asked = await source.manifest(root, ctx)
+    config = await _config(asked, source, others, ctx)
     backend = await backend_for(config)
-    meta = digests.pop(META, None)
-    changes = changed_rows(reuse.manifest, manifest) if reuse and meta == reuse.digests[META] else NO_CHANGES
-    tensors = {name: tensor for name, tensor in manifest.tensors.items() if is_computed(layer_of(name))}
+    packing = int8 if backend.takes_int8 else None
+    pair = packing.in_int8(root) if packing else None
+    known, fetched = [await source.manifest(one, ctx) for one in pair] if pair else [asked, asked]
+    digests = _digests(known)
+    reuse = max(others, key=lambda other: len(digests.items() & other.digests.items()), default=None)
+    tensors = _computed(fetched)
+    changes = NO_CHANGES
+    # Rows of other forms than fp32 aren't patched: layers of which any changed are built whole.
+    if reuse and digests.get(META) == reuse.digests[META] and not packed_dtypes(tensors):
+        changes = changed_rows(reuse.manifest, known)
+    digests.pop(META, None)
     begin = partial(backend.begin, config, digests, reuse.model if reuse else None, changes, tensors)
     builder = await asyncio.to_thread(begin)
-    await _fill(builder, root, source, ctx, progress)
+    fetch: Fetch = packing.stored if packing else source.tensors
+    await _fill(builder, partial(fetch, fetched.root, ctx), partial(source.runs, fetched.root, ctx), progress)
     model = await asyncio.to_thread(builder.finish)
     await asyncio.to_thread(give_back)
     on_kept(*_kept(tensors, builder))
-    contents = {name: tensor.digest for name, tensor in tensors.items()}
+    contents = {name: tensor.digest for name, tensor in _computed(asked).items()}
     scope = prefix_scope(config, contents, backend.page_format(config), backend.compute_class)
     starts = group_starts(config.layers, backend.layer_groups)
-    return Version(root, model, scope, manifest, stream_scopes(scope, contents, starts))
+    return Version(root, model, scope, known, stream_scopes(scope, contents, starts))
 
 
-async def _fill(
-    builder: Builder[Model], root: Digest, source: WeightSource, ctx: RequestContext, progress: Progress
-) -> None:
+async def _config(
+    manifest: Manifest, source: WeightSource, others: Sequence[Version], ctx: RequestContext
+) -> ModelConfig:
+    """Of a version that has the same files, or from these."""
+    meta = _digests(manifest).get(META)
+    for other in others:
+        if meta == other.digests[META]:
+            return other.config
+    return writing(config_of(await source.meta(manifest.root, ctx)))
+
+
+def _digests(manifest: Manifest) -> dict[str, Digest]:
+    """By name of its layers that are computed with, and of its files."""
+    return {layer.name: layer.digest for layer in manifest.layers if layer.name == META or is_computed(layer.name)}
+
+
+def _computed(manifest: Manifest) -> Tensors:
+    return {name: tensor for name, tensor in manifest.tensors.items() if is_computed(layer_of(name))}
+
+
+async def _fill(builder: Builder[Model], fetch: Fetch, fetch_runs: FetchRuns, progress: Progress) -> None:
     """Fetches a part while the one before it is packed: no more of them are in memory at once."""
     wanted: list[Part | Patch] = [*builder.patches, *builder.parts]
     total, done = sum(part.nbytes for part in wanted), 0
@@ -158,7 +158,7 @@ async def _fill(
     try:
         for part in wanted:
             told = partial(_told, progress, done, total)
-            pack = await _fetched(builder, part, root, source, ctx, told)
+            pack = await _fetched(builder, part, fetch, fetch_runs, told)
             if packing:
                 await packing
             packing = asyncio.create_task(asyncio.to_thread(pack))
@@ -170,32 +170,25 @@ async def _fill(
 
 
 async def _fetched(
-    builder: Builder[Model],
-    part: Part | Patch,
-    root: Digest,
-    source: WeightSource,
-    ctx: RequestContext,
-    progress: Progress,
+    builder: Builder[Model], part: Part | Patch, fetch: Fetch, fetch_runs: FetchRuns, progress: Progress
 ) -> Callable[[], None]:
     """What gives the part to the builder, once it is here."""
     if isinstance(part, Patch):
-        return partial(builder.patch, part, await source.runs(root, ctx, part.runs, progress=progress))
-    arrays = await source.tensors(root, ctx, tuple(part.shapes), rows=part.rows, progress=progress)
-    return partial(builder.add, part, arrays)
+        return partial(builder.patch, part, await fetch_runs(part.runs, progress=progress))
+    return partial(builder.add, part, await fetch(tuple(part.shapes), rows=part.rows, progress=progress))
 
 
-def _kept(tensors: Mapping[str, Tensor], builder: Builder[Model]) -> tuple[int, int]:
+def _kept(tensors: Tensors, builder: Builder[Model]) -> tuple[int, int]:
     """Blocks of the version that the builder did not ask for, and their bytes."""
     blocks = sum(len(tensor.blocks) for tensor in tensors.values())
     size = sum(tensor.nbytes for tensor in tensors.values())
-    for run in (run for patch in builder.patches for run in patch.runs):
-        blocks -= len(blocks_of_rows(tensors[run.tensor].shape, "fp32", run.rows))
-    for part in builder.parts:
-        for name in part.shapes:
-            rows = part.rows or slice(0, tensors[name].shape[0])
-            blocks -= len(blocks_of_rows(tensors[name].shape, "fp32", rows))
-        size -= part.nbytes
-    return blocks, size - sum(patch.nbytes for patch in builder.patches)
+    asked = [(run.tensor, run.rows) for patch in builder.patches for run in patch.runs]
+    asked += [(name, part.rows or slice(0, tensors[name].shape[0])) for part in builder.parts for name in part.shapes]
+    for name, rows in asked:
+        tensor = tensors[name]
+        blocks -= len(blocks_of_rows(tensor.shape, tensor.dtype, rows))
+        size -= (rows.stop - rows.start) * row_bytes(tensor.shape, tensor.dtype)
+    return blocks, size
 
 
 def _told(progress: Progress, before: int, total: int, done: int, of_part: int) -> None:

@@ -11,7 +11,8 @@ from types import TracebackType
 
 from pdbus.context import Deadline
 from pdbus.engine.loaded import Loaded
-from pdbus.engine.version import Pin, Version, WeightSource, load
+from pdbus.engine.sources import Int8Source, WeightSource
+from pdbus.engine.version import Pin, Version, load
 from pdbus.errors import InvalidRequest
 from pdbus.kv.format import PageFormat
 from pdbus.messages.common import Digest
@@ -21,7 +22,7 @@ from pdbus.model.config import ModelConfig
 
 class Versions(Loaded[Version]):
     """`open_backend` is called in a thread, once, for the first version: what it gives computes all of them, and is
-    closed in the end. `on_kept`: as in `load`."""
+    closed in the end. `on_kept`, `int8`: as in `load`."""
 
     def __init__(
         self,
@@ -29,13 +30,15 @@ class Versions(Loaded[Version]):
         open_backend: Callable[[ModelConfig], Backend],
         on_change: Callable[[], object] = lambda: None,
         on_kept: Callable[[int, int], object] = lambda blocks, size: None,
+        int8: Int8Source | None = None,
     ) -> None:
         super().__init__(on_change)
         self.backend: Backend | None = None
         """None before the first version."""
         self.kv_roots: dict[Digest, Digest] = {}
         """KV-relevant roots of the versions that are or were here: cached pages may outlive their version."""
-        self._source, self._open_backend, self._on_kept = source, open_backend, on_kept
+        self._source, self._int8 = source, int8
+        self._open_backend, self._on_kept = open_backend, on_kept
         self._opening: asyncio.Task[Backend] | None = None
 
     async def __aexit__(
@@ -57,6 +60,10 @@ class Versions(Loaded[Version]):
         """Of all its versions; None before the first."""
         return next((version.scope.page_format for version in self._ready.values()), None)
 
+    @property
+    def pins(self) -> int:
+        return sum(version.pins for version in self._ready.values())
+
     async def pin(self, root: Digest, deadline: Deadline) -> Pin:
         """Pins the version, after loading it if need be. Raises as `need`."""
         return (await self.need(root, deadline)).pin()
@@ -65,8 +72,8 @@ class Versions(Loaded[Version]):
         return version.pins > 0
 
     async def _load(self, root: Digest) -> Version:
-        others = [*self._ready.values()]
-        version = await load(root, self._source, others, self._backend_for, self._loading(root), self._on_kept)
+        others, progress = [*self._ready.values()], self._loading(root)
+        version = await load(root, self._source, others, self._backend_for, progress, self._on_kept, self._int8)
         if self.page_format not in (None, version.scope.page_format):
             raise InvalidRequest(
                 f"its KV pages ({version.scope.page_format}) differ from this worker's ({self.page_format})"

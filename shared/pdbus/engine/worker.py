@@ -128,12 +128,29 @@ class Worker(ABC, Generic[J]):
             running=self.core.running,
             waiting=max(len(self.jobs) - self.core.running, 0),
             backlog_tokens=self.backlog_tokens,
+            slots=self.limits.running,
             pages_total=self.core.pages.total,
             pages_used=self.core.pages.used,
             streams=self.bus.bulk.open_streams,
             bytes_used=self.core.pages.used * self.pool.format.page_bytes,
             bytes_total=self.core.pages.total * self.pool.format.page_bytes,
         )
+
+    def held(self) -> dict[str, int]:
+        """As Service.held."""
+        return {
+            "running": self.core.running,
+            "waiting": self.core.waiting,
+            "preempted": self.core.preempted,
+            "sequences": self.core.live,
+            "jobs": len(self.jobs),
+            "pages": self.core.pages.used,
+            "unacknowledged": len(self.emitter.outbox),
+        }
+
+    def kept(self) -> dict[str, int]:
+        """As Service.kept."""
+        return {"cached_pages": self.core.pages.cached, "attempts": len(self.jobs.attempts)}
 
     def accepted(self) -> Accepted:
         return Accepted(self.id, self.bus.incarnation, self.core.waiting)

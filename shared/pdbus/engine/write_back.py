@@ -53,6 +53,11 @@ class WriteBack:
         """Keys that wait, or were read or written lately: they are not written again."""
         self._news = asyncio.Event()
 
+    @property
+    def waiting(self) -> int:
+        """Pages to be written yet."""
+        return len(self._hot) + len(self._cold)
+
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._write_all())
         return self

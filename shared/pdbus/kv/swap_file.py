@@ -49,6 +49,10 @@ class SwapFile:
     def free_slots(self) -> int:
         return 0 if self._broken else len(self._free)
 
+    @property
+    def used_slots(self) -> int:
+        return self.slots - len(self._free)
+
     def __enter__(self) -> Self:
         self._thread = ThreadPoolExecutor(1, "swap")
         self._stack = contextlib.ExitStack()

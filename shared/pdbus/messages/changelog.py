@@ -39,6 +39,8 @@ class Commit:
     """The line that it continues: its ref follows once the fleet has the root ready. Empty: the root only exists."""
     sealed: Sealed | None = None
     """What it took from a staging branch."""
+    source: Digest | None = None
+    """The version in fp32 that this one was converted from, into `precision`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,24 @@ class Checkpoint:
     forgotten: int
     gone: tuple[KeptVersion, ...] = ()
     """Forgotten within a day, the latest: what was made from them is still to be deleted."""
+    conversions: tuple[Convert, ...] = ()
+    """What is asked for once and not there yet; then those that follow a line."""
+    derived: tuple[tuple[Digest, str, Digest], ...] = ()
+    """(version in fp32, precision, the version that was made of it last), of those that live."""
+    sources: tuple[tuple[Digest, Digest, str], ...] = ()
+    """(version, what it was first made of, its precision), of those that live."""
+
+
+@dataclass(frozen=True, slots=True)
+class Convert:
+    """Asks the param-servers for versions in another precision: of `root`, once; or of every head of `line`, until
+    `ref` is removed. Each becomes a commit, and the head of the line `ref`; of no line where that is empty."""
+
+    precision: str
+    ref: str
+    author: str
+    root: Digest | None = None
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +160,7 @@ class LogEntry:
     ref: Ref | None = None
     member: Member | None = None
     forget: Forget | None = None
+    convert: Convert | None = None
 
     @property
     def message_id(self) -> str | None:

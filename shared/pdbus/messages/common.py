@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from pdbus.context import DEFAULT_PRIORITY
+
 Digest: TypeAlias = bytes
 """SHA-256, 32 bytes."""
 
@@ -68,6 +70,8 @@ class Ticket:
     """Wall-clock nanoseconds."""
     prompt_logprobs: int | None = None
     """As Sampling.logprobs, for the prompt's tokens; such a request bypasses the prefix cache."""
+    priority: int = DEFAULT_PRIORITY
+    """0 to 9: higher ones go first; fair by tenant among equals."""
 
     @property
     def session(self) -> str:

@@ -36,6 +36,7 @@ class Reserve:
     """Layers, page size, heads, dtype as kv/format.py spells them; both sides must agree to the letter."""
     compute_class: str
     deadline_ns: int
+    tenant: str = "anonymous"
 
     @property
     def session(self) -> str:

@@ -74,3 +74,38 @@ class PrepareReply:
     server: str
     missing: tuple[Digest, ...]
     """Not here: it never came, or its delta did not make it. To be sent whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeatWanted:
+    most: int
+    """Blocks to be named at most, the hottest first; 2048 and less."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHeat:
+    """How often a block was sent to readers and changed by commits, whatever its content: sums that halve every
+    `half_life_s`."""
+
+    tensor: str
+    index: int
+    reads: float
+    updates: float
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeat:
+    """The sums over its blocks, as far as they are counted."""
+
+    tensor: str
+    blocks: int
+    reads: float
+    updates: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeatReply:
+    server: str
+    half_life_s: float
+    tensors: tuple[TensorHeat, ...]
+    blocks: tuple[BlockHeat, ...]

@@ -21,6 +21,8 @@ class Load:
     waiting: int = 0
     backlog_tokens: int = 0
     """Of prompts that a worker has accepted and not read yet."""
+    slots: int = 0
+    """Sequences that a worker computes at once; 0: it doesn't say."""
     pages_total: int = 0
     pages_used: int = 0
     """Pages owned by sequences or leases; cached ones that nobody uses count as free."""

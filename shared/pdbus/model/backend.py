@@ -62,8 +62,9 @@ class Builder(Protocol[M_co]):
     def patch(self, patch: Patch, arrays: Sequence[Array]) -> None:
         """Puts rows, an array for each run, into copies of what the older version has of their layers."""
 
-    def add(self, part: Part, arrays: Mapping[str, Array]) -> None:
-        """Takes a copy of the part, in the form that is computed with.
+    def add(self, part: Part, arrays: Mapping[str, Any]) -> None:
+        """Takes a copy of the part, in the form that is computed with. `arrays`: fp32; matrices may be Int8Rows
+        (weights/packed.py) where the backend takes these.
 
         Raises Corrupt where a tensor is missing or not as the config asks."""
 
@@ -77,6 +78,8 @@ class Backend(Protocol):
     compute_class: str
     layer_groups: int
     """Runs of layers whose pages are kept apart across updates: 1, all layers, or more, with what enters them."""
+    takes_int8: bool
+    """Whether its builders compute with Int8Rows (weights/packed.py) as they are, and would make the same of fp32."""
 
     def begin(
         self,
@@ -89,7 +92,8 @@ class Backend(Protocol):
         """A version beside `reuse`, of which it shares each layer that has the same digest there.
 
         `changes`: of layers that differ from those of `reuse` in some blocks only, the rows that do. `tensors`: of the
-        version by name; without them nothing is looked for on disk, and none can be streamed.
+        version by name, as they are fetched, which may be in other dtypes than fp32 (then `changes` has to be empty);
+        without them nothing is looked for on disk, and none can be streamed.
 
         Raises InvalidRequest for a model that can't be computed."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -40,9 +41,15 @@ class TorchBuilder:
     patches: tuple[Patch, ...] = ()
 
     def __init__(
-        self, config: ModelConfig, digests: Mapping[str, Digest], reuse: Llama | None, device: torch.device | str
+        self,
+        config: ModelConfig,
+        digests: Mapping[str, Digest],
+        reuse: Llama | None,
+        device: torch.device | str,
+        packed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Shares the layers that `reuse` has under the same digest."""
+        """Shares the layers that `reuse` has under the same digest. `packed`: as packed_dtypes (model/parts.py) has it;
+        the arrays are fp32 all the same."""
         self._config, self._digests, self._device = config, dict(digests), torch.device(device)
         old = reuse if reuse and reuse.device == self._device else None
         same = unchanged(digests, old.digests if old else {})
@@ -59,7 +66,8 @@ class TorchBuilder:
                 self._norm = old.final_norm
             if ("embed" if config.tied_embeddings else "head") in same and config == old.config:
                 self._old_head = old.head
-        self.parts = parts_of(config, [name for name in expected_tensors(config) if layer_of(name) not in same])
+        needed = [name for name in expected_tensors(config) if layer_of(name) not in same]
+        self.parts = parts_of(config, needed, packed)
 
     def patch(self, patch: Patch, arrays: Sequence[np.ndarray]) -> None:
         raise NotImplementedError("it asks for none")

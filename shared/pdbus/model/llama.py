@@ -103,9 +103,10 @@ class Llama:
             x = pool.stream(whole.first_layer, step.slots)  # [tokens, hidden]
         else:
             x = over(rows, [model.embedding for model in models], lambda table, own: table[tokens[own]])
-        for index in range(whole.first_layer, self.config.layers):
+        passing = zip(*(model.layers[whole.first_layer :] for model in models), strict=True)
+        for index, layers in enumerate(passing, whole.first_layer):
             pool.keep_stream(index, step.slots, x)
-            x = self._layer(index, rows, [model.layers[index] for model in models], x, step, on_layer)
+            x = self._layer(index, rows, layers, x, step, on_layer)
         x = x[self._tensor(whole.logit_rows)]
         normed = over(wanted, [model.final_norm for model in models], lambda gain, own: self._norm(x[own], gain))
         logits: Array = (

@@ -12,12 +12,12 @@ from pdbus.kv.format import NO_STREAMS, PAGE_TOKENS, KvDtype, PageFormat, Stream
 from pdbus.messages.common import Digest
 from pdbus.model.backend import Backend, Builder, Model
 from pdbus.model.config import ModelConfig
-from pdbus.model.native_build import NativeBuilder, check_supported
+from pdbus.model.native_build import NativeBuilder, check_supported, head_source_of
 from pdbus.model.native_llama import NativeLlama
 from pdbus.model.native_llama import Precision as Scheme
 from pdbus.model.native_pool import NativePool
 from pdbus.model.native_streamed import NativeForm, StreamedNative
-from pdbus.model.parts import NO_CHANGES, NO_TENSORS, Changes, Tensors
+from pdbus.model.parts import NO_CHANGES, NO_TENSORS, Changes, Tensors, packed_dtypes
 from pdbus.model.piece_keys import PieceKeys
 from pdbus.model.residency import Residency
 from pdbus.model.shelf import Shelf
@@ -48,6 +48,7 @@ class NativeBackend(Backend):
         there as it computes."""
         self.layer_groups = layer_groups
         self.compute_class = compute_class(_SCHEMES[precision], kv_dtype)
+        self.takes_int8 = precision == "int8"
         self._engine, self._scheme, self._kv_dtype = engine, _SCHEMES[precision], kv_dtype
         self._shelf = Shelf(folder, self._scheme) if folder else None
         self._residency = Residency(weight_bytes) if weight_bytes is not None else None
@@ -60,7 +61,9 @@ class NativeBackend(Backend):
         changes: Changes = NO_CHANGES,
         tensors: Tensors = NO_TENSORS,
     ) -> Builder[NativeLlama | StreamedNative]:
-        keys = partial(PieceKeys, config=config, digests=digests, tensors=tensors)
+        packed = packed_dtypes(tensors)
+        source = head_source_of(config, self._scheme, packed)
+        keys = partial(PieceKeys, config=config, digests=digests, tensors=tensors, head_source=source)
         try:
             if self._shelf and self._residency:
                 check_supported(config)
@@ -69,7 +72,7 @@ class NativeBackend(Backend):
                 return StreamedBuilder(form, self._residency, keys(self._shelf), pieces, changes)
             old = reuse if isinstance(reuse, NativeLlama) else None
             known = keys(self._shelf) if self._shelf and tensors else None
-            return NativeBuilder(config, digests, self._engine, self._scheme, old, changes, known)
+            return NativeBuilder(config, digests, self._engine, self._scheme, old, changes, known, packed)
         except NativeUnavailable as error:
             raise InvalidRequest(f"the native engine of this worker can't compute it: {error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,6 +24,8 @@ from pdbus.model.parts import (
     Changes,
     Part,
     Patch,
+    Rows,
+    head_source,
     parts_of,
     patches_of,
     unchanged,
@@ -52,6 +55,11 @@ def check_supported(config: ModelConfig) -> None:
         raise NativeUnavailable(f"{group} query heads to a KV head are too many for the kernels")
 
 
+def head_source_of(config: ModelConfig, precision: Precision, packed: Mapping[str, str]) -> str:
+    """The tensor that the head is made from: that in int8, even of a tied model, where it can be taken as it is."""
+    return HEAD if precision == "int8-groups" and packed.get(HEAD) == "int8" else head_source(config)
+
+
 def build_native(
     config: ModelConfig,
     digests: Mapping[str, Digest],
@@ -76,14 +84,15 @@ class NativeBuilder:
         reuse: NativeLlama | None = None,
         changes: Changes = NO_CHANGES,
         keys: PieceKeys | None = None,
+        packed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Shares the layers that `reuse` has under the same digest, and what doesn't change of those in `changes`.
-        `keys`: takes what it can from the shelf, and puts there what it makes of whole parts. Raises NativeUnavailable
-        where the kernels don't fit the model."""
+        `keys`: takes what it can from the shelf, and puts there what it makes of whole parts. `packed`: as
+        packed_dtypes (model/parts.py) has it. Raises NativeUnavailable where the kernels don't fit the model."""
         check_supported(config)
         self._config, self._digests, self._engine, self._precision = config, dict(digests), engine, precision
         self._rotates = precision == "int8-rows"
-        self._head_from = EMBEDDING if config.tied_embeddings else HEAD
+        self._head_from = head_source_of(config, precision, packed)
         old = reuse if reuse and (reuse.precision, reuse.config) == (precision, config) else None
         same = unchanged(digests, old.digests if old else {})
         patched = frozenset(changes) - same if old and precision in PATCHABLE else frozenset()
@@ -106,9 +115,9 @@ class NativeBuilder:
             self._embedding = np.empty(shape, dtype)
         of_head = self._of_head if isinstance(self._head, PackedRuns) else ()
         kept = same | patched
-        needed = (name for name in expected_tensors(config) if layer_of(name) not in kept or name in of_head)
+        needed = {*(name for name in expected_tensors(config) if layer_of(name) not in kept), *of_head}
         self._keys = None if self._rotates else keys
-        self.parts = tuple(part for part in parts_of(config, tuple(needed)) if not self._has(part))
+        self.parts = tuple(part for part in parts_of(config, needed, packed) if not self._has(part))
         self.patches = patches_of(config, (run for layer in sorted(patched) for run in changes[layer]))
 
     @property
@@ -120,7 +129,8 @@ class NativeBuilder:
         """Last norm and head of the older version, as far as they stay or are to be patched."""
         if "head" in same | patched:
             self._gains = old.final_norm
-        of_head = {layer_of(name) for name in self._of_head}
+        # Layers stand for what they were made from: of a tied head that is the embedding, however it comes.
+        of_head = {layer_of(name) for name in (head_source(self._config), *self._of_head)}
         if of_head <= same:
             self._head = old.head
         elif of_head <= same | patched:
@@ -138,7 +148,7 @@ class NativeBuilder:
             else:
                 self._add_rows(run.tensor, run.rows.start, rows)
 
-    def add(self, part: Part, arrays: Mapping[str, Array]) -> None:
+    def add(self, part: Part, arrays: Mapping[str, Rows]) -> None:
         part.check(arrays)
         if part.start is not None:
             (name,) = part.shapes
@@ -166,7 +176,7 @@ class NativeBuilder:
             _frequencies=frequencies(self._config),
         )
 
-    def _add_rows(self, name: str, start: int, rows: Array) -> None:
+    def _add_rows(self, name: str, start: int, rows: Any) -> None:
         if name == EMBEDDING and not self._keeps_embedding:
             turned = rotated(self._config, EMBEDDING, {name: rows}) if self._rotates else rows
             self._embedding[start : start + len(rows)] = turned

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from ctypes import pointer
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -25,10 +26,11 @@ from pdbus.model.native_pieces import (
     linear_piece,
 )
 from pdbus.model.native_pool import NativePool
+from pdbus.model.parts import Rows
 from pdbus.model.residency import Residency, embedded
 from pdbus.model.shelf import Piece
 from pdbus.model.streamed_build import Pieces
-from pdbus.native.library import NativeEngine
+from pdbus.native.library import NativeEngine, PartStruct
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -42,7 +44,7 @@ class NativeForm:
     precision: Precision
     residency: Residency
 
-    def layer(self, index: int, tensors: Mapping[str, Array]) -> Piece:
+    def layer(self, index: int, tensors: Mapping[str, Rows]) -> Piece:
         return layer_piece(packed_layer(self.config, index, tensors, self.precision))
 
     def patch(self, index: int, old: Piece) -> _Patch:
@@ -51,7 +53,7 @@ class NativeForm:
     def embedding(self, rows: Array) -> Piece:
         return embedding_piece(rows, half=self.precision != "fp32")
 
-    def head(self, rows: Array) -> Piece:
+    def head(self, rows: Rows) -> Piece:
         return linear_piece(packed(rows, None, self.precision, head=True))
 
     def model(self, pieces: Pieces, digests: Mapping[str, Digest]) -> StreamedNative:
@@ -98,6 +100,11 @@ class StreamedNative:
         return PageFormat(config.layers, config.kv_heads, config.head_dim, PAGE_TOKENS, kv_dtype, "kv3")
 
     @property
+    def kind(self) -> Hashable:
+        """Its own: no other version is computed in a step of it."""
+        return id(self)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of weights, in memory or not."""
         pieces = (*self.pieces.layers, *self.pieces.embedding, *self.pieces.head)
@@ -109,13 +116,17 @@ class StreamedNative:
         pool: NativePool,
         on_layer: Callable[[int], None] | None = None,
         greedy: Array | None = None,
+        *,
+        beside: Sequence[tuple[Any, Batch]] = (),
     ) -> Array:
-        """As NativeLlama.forward."""
+        """As NativeLlama.forward; its weights pass by for it alone."""
+        assert not beside, "no other is of its kind"
         logits: Array = np.empty((len(batch.logit_rows), self.config.vocab_size), np.float32)
         rows = self._embedded(batch)
         numbered = Batch(range(len(batch.tokens)), batch.sequences, batch.logit_rows)
         arrays = BatchArrays(numbered, len(rows), pool.pages)
         model = self._model.described(rows)
+        part = PartStruct(pointer(model), len(numbered.tokens), len(numbered.logit_rows))
         with contextlib.closing(self._residency.walk(self.pieces.layers)) as walk:
             next(walk)
 
@@ -126,7 +137,7 @@ class StreamedNative:
                 if on_layer:
                     on_layer(index)
 
-            self._form.engine.forward(model, pool.struct, arrays.struct, logits[:, :0], None, stored)
+            self._form.engine.forward([part], pool.struct, arrays.struct, logits[:, :0], None, stored)
         if len(logits):
             first = 0
             for index in self._residency.walk(self.pieces.head):

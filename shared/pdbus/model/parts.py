@@ -13,10 +13,12 @@ import numpy as np
 from pdbus.errors import Corrupt
 from pdbus.messages.common import Digest
 from pdbus.model.config import ModelConfig, expected_tensors
-from pdbus.weights.blocks import Run, rows_per_block
+from pdbus.weights.blocks import PACKED_ROW_BYTES, Run, rows_per_block
 from pdbus.weights.layer import Tensor, layer_of
+from pdbus.weights.packed import Int8Rows
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
+Rows: TypeAlias = "Array | Int8Rows"
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 PANEL_ROWS = 16
@@ -37,7 +39,7 @@ class Part:
     layer: str
     """As in weights/layer.py."""
     shapes: Mapping[str, tuple[int, ...]]
-    """Of the fp32 arrays that it consists of, by Hugging Face names."""
+    """Of the arrays that it consists of, fp32 or Int8Rows, by Hugging Face names."""
     start: int | None = None
     """It is a run of rows, from this one on, of its one tensor. None: whole tensors."""
 
@@ -57,14 +59,15 @@ class Part:
         found = {name: array for name in self.shapes if (array := tensors.get(name)) is not None}
         return found if self.rows is None else {name: array[self.rows] for name, array in found.items()}
 
-    def check(self, arrays: Mapping[str, Array]) -> None:
+    def check(self, arrays: Mapping[str, Rows]) -> None:
         """Raises Corrupt where one is missing, or has another shape or dtype."""
         for name, shape in self.shapes.items():
             array = arrays.get(name)
             if array is None:
                 raise Corrupt(f"the tensor {name} is missing")
-            if array.shape != shape or array.dtype != np.float32:
-                raise Corrupt(f"{name} is {array.dtype} {array.shape}, not float32 {shape}")
+            kind = "int8 rows" if isinstance(array, Int8Rows) else str(array.dtype)
+            if array.shape != shape or kind not in ("float32", "int8 rows"):
+                raise Corrupt(f"{name} is {kind} {array.shape}, not float32 {shape}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +104,29 @@ def _cut(config: ModelConfig, runs: Iterable[Run]) -> Iterator[tuple[Run, int]]:
             yield Run(run.tensor, slice(start, stop)), (stop - start) * row_bytes
 
 
-def parts_of(config: ModelConfig, names: Collection[str]) -> tuple[Part, ...]:
-    """These tensors of the model in parts: the last norm, then all others from the embedding up."""
+def packed_dtypes(tensors: Tensors) -> Mapping[str, str]:
+    """By name, the dtypes of the tensors that are stored in others than fp32."""
+    return {name: tensor.dtype for name, tensor in tensors.items() if tensor.dtype in PACKED_ROW_BYTES}
+
+
+def head_source(config: ModelConfig) -> str:
+    """The tensor that the head is made from, in a version in fp32."""
+    return EMBEDDING if config.tied_embeddings else HEAD
+
+
+def parts_of(
+    config: ModelConfig, names: Collection[str], packed: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Part, ...]:
+    """These tensors of the model in parts: the last norm, then all others from the embedding up. The head that `names`
+    may hold of a tied model was made from the embedding. `packed`: as packed_dtypes has it."""
     layers: dict[str, dict[str, tuple[int, ...]]] = {}
-    for name, shape in expected_tensors(config).items():
+    for name, shape in (expected_tensors(config) | {HEAD: (config.vocab_size, config.hidden_size)}).items():
         if name in names:
             layers.setdefault(name if name in (EMBEDDING, HEAD) else layer_of(name), {})[name] = shape
     norm = layers.pop("head", None)
     parts = [Part("head", norm)] if norm else []
     for key, shapes in layers.items():
-        parts += _runs(key, shapes[key]) if key in shapes else [Part(key, shapes)]
+        parts += _runs(key, shapes[key], packed.get(key, "fp32")) if key in shapes else [Part(key, shapes)]
     return tuple(parts)
 
 
@@ -119,9 +135,9 @@ def unchanged(digests: Mapping[str, Digest], older: Mapping[str, Digest]) -> fro
     return frozenset(layer for layer, digest in digests.items() if older.get(layer) == digest)
 
 
-def _runs(name: str, shape: tuple[int, ...]) -> Iterator[Part]:
+def _runs(name: str, shape: tuple[int, ...], dtype: str = "fp32") -> Iterator[Part]:
     rows, *rest = shape
-    step = math.lcm(rows_per_block(shape, "fp32"), PANEL_ROWS)
+    step = math.lcm(rows_per_block(shape, dtype), PANEL_ROWS)
     step *= max(1, _RUN_BYTES // (4 * step * math.prod(rest)))
     for start in range(0, rows, step):
         yield Part(layer_of(name), {name: (min(step, rows - start), *rest)}, start)

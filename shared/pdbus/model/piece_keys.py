@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pdbus.canonical import digest
 from pdbus.messages.common import Digest
 from pdbus.model.config import ModelConfig
-from pdbus.model.parts import EMBEDDING, HEAD, NORM, Part, Tensors
+from pdbus.model.parts import EMBEDDING, NORM, Part, Tensors
 from pdbus.model.shelf import Shelf
 from pdbus.weights.blocks import blocks_of_rows
 
@@ -21,6 +21,9 @@ class PieceKeys:
     config: ModelConfig
     digests: Mapping[str, Digest]
     tensors: Tensors
+    """As they are fetched. What is made of a layer is known by its digest, however its tensors come."""
+    head_source: str
+    """The tensor that the head is made from."""
 
     @property
     def norm(self) -> Digest:
@@ -36,10 +39,10 @@ class PieceKeys:
         tensor = self.tensors[name]
         blocks = blocks_of_rows(tensor.shape, tensor.dtype, part.rows or slice(0, tensor.shape[0]))
         content = digest(b"".join(tensor.blocks[blocks.start : blocks.stop]))
-        return self.shelf.key(kind, list(tensor.shape[1:]), content)
+        return self.shelf.key(kind, tensor.dtype, list(tensor.shape[1:]), content)
 
     def made_of(self, part: Part) -> tuple[str, ...]:
         """The kinds of pieces that a run of rows is needed for."""
         (name,) = part.shapes
-        head_from = EMBEDDING if self.config.tied_embeddings else HEAD
-        return tuple(kind for kind, source in (("embedding", EMBEDDING), ("head", head_from)) if source == name)
+        sources = (("embedding", EMBEDDING), ("head", self.head_source))
+        return tuple(kind for kind, source in sources if source == name)

@@ -15,7 +15,7 @@ import numpy as np
 from pdbus.errors import Corrupt, Unavailable
 from pdbus.messages.common import Digest
 from pdbus.model.config import expected_tensors
-from pdbus.model.parts import NORM, Changes, Part, Patch, parts_of, patches_of
+from pdbus.model.parts import NORM, Changes, Part, Patch, packed_dtypes, parts_of, patches_of
 from pdbus.model.piece_keys import PieceKeys
 from pdbus.model.residency import Residency
 from pdbus.model.shelf import Piece
@@ -48,14 +48,15 @@ class PieceOfLayer(Protocol):
 class Form(Protocol[M_co]):
     """How an engine has its weights."""
 
-    def layer(self, index: int, tensors: Mapping[str, Array]) -> Piece: ...
+    def layer(self, index: int, tensors: Mapping[str, Any]) -> Piece:
+        """`tensors`: fp32 or Int8Rows, of which an engine gets what it takes."""
 
     def patch(self, index: int, old: Piece) -> PieceOfLayer | None:
         """None where it can't be patched."""
 
     def embedding(self, rows: Array) -> Piece: ...
 
-    def head(self, rows: Array) -> Piece: ...
+    def head(self, rows: Any) -> Piece: ...
 
     def model(self, pieces: Pieces, digests: Mapping[str, Digest]) -> M_co: ...
 
@@ -78,7 +79,7 @@ class StreamedBuilder(Generic[M_co]):
         self._found: dict[Digest, Piece] = {}
         self._patching: dict[int, PieceOfLayer] = {}
         self._patched: dict[int, PieceOfLayer] = {}
-        self._all = parts_of(config, [*expected_tensors(config)])
+        self._all = parts_of(config, {*expected_tensors(config), keys.head_source}, packed_dtypes(keys.tensors))
         needed = [part for part in self._all if not self._has(part, old)]
         for index in range(config.layers) if old else ():
             layer = f"layers.{index}"
@@ -90,7 +91,7 @@ class StreamedBuilder(Generic[M_co]):
         self.parts: tuple[Part, ...] = tuple(part for part in needed if part.layer not in patched)
         self.patches = patches_of(config, (run for layer in sorted(patched) for run in changes[layer]))
 
-    def add(self, part: Part, arrays: Mapping[str, Array]) -> None:
+    def add(self, part: Part, arrays: Mapping[str, Any]) -> None:
         part.check(arrays)
         if part.start is None and part.layer == "head":
             self._keep(self._keys.norm, "norm", Piece({}, {"gains": arrays[NORM]}))

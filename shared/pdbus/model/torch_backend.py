@@ -15,7 +15,7 @@ from pdbus.model.backend import Backend, Builder, Model
 from pdbus.model.build import TorchBuilder
 from pdbus.model.config import ModelConfig
 from pdbus.model.llama import Llama
-from pdbus.model.parts import NO_CHANGES, NO_TENSORS, Changes, Tensors
+from pdbus.model.parts import NO_CHANGES, NO_TENSORS, Changes, Tensors, head_source, packed_dtypes
 from pdbus.model.piece_keys import PieceKeys
 from pdbus.model.residency import Residency
 from pdbus.model.shelf import Shelf
@@ -39,6 +39,7 @@ class TorchBackend(Backend):
         self.layer_groups = layer_groups
         torch.set_num_threads(threads)
         self.compute_class = compute_class(device, kv_dtype)
+        self.takes_int8 = False
         self._device, self._kv_dtype = device, kv_dtype
         self._shelf = Shelf(folder, "torch") if folder else None
         self._residency = Residency(weight_bytes) if weight_bytes is not None else None
@@ -54,9 +55,10 @@ class TorchBackend(Backend):
         if self._shelf and self._residency:
             form = TorchForm(config, torch.device(self._device), self._residency)
             pieces = reuse.pieces if isinstance(reuse, StreamedLlama) and reuse.config == config else None
-            keys = PieceKeys(self._shelf, config, digests, tensors)
+            keys = PieceKeys(self._shelf, config, digests, tensors, head_source(config))
             return StreamedBuilder(form, self._residency, keys, pieces, changes)
-        return TorchBuilder(config, digests, reuse if isinstance(reuse, Llama) else None, self._device)
+        old = reuse if isinstance(reuse, Llama) else None
+        return TorchBuilder(config, digests, old, self._device, packed_dtypes(tensors))
 
     def page_format(self, config: ModelConfig) -> PageFormat:
         return PageFormat(config.layers, config.kv_heads, config.head_dim, PAGE_TOKENS, self._kv_dtype, "kv1")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, overload
 
@@ -83,6 +83,11 @@ class StreamedLlama(Llama):
     """One version of a model, ready to compute."""
 
     pieces: Pieces
+
+    @property
+    def kind(self) -> Hashable:
+        """Its own: no other version is computed in a step of it, as its layers pass by for it alone."""
+        return id(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,11 @@ import numpy as np
 
 from pdbus.native.library import LANES, LinearStruct, address
 from pdbus.native.pack import PackedLinear
+from pdbus.weights.packed import Int8Rows
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
-Pack: TypeAlias = "Callable[[Array, Array | None], PackedLinear]"
+Rows: TypeAlias = "Array | Int8Rows"
+Pack: TypeAlias = "Callable[[Any, Array | None], PackedLinear]"
 """Packs some rows of a weight, with their biases."""
 
 _RUN_BYTES = 512 << 10
@@ -28,8 +30,8 @@ class PackedRuns:
         self._kind, self._inputs = 0, 0
         self._arrays: tuple[Array | None, ...] = ()
 
-    def add(self, weight: Array, bias: Array | None = None, at: int | None = None) -> None:
-        """weight fp32 [rows, inputs], bias fp32 [rows]; rows: a multiple of 16, unless they are the last ones.
+    def add(self, weight: Rows, bias: Array | None = None, at: int | None = None) -> None:
+        """weight [rows, inputs], bias fp32 [rows]; rows: a multiple of 16, unless they are the last ones.
 
         `bias`: for all rows of the layer, or for none. `at`: the first row, where they don't come in order."""
         first = self._rows if at is None else at

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol, TypeAlias
-
-import numpy as np
+from typing import Any, Protocol, TypeAlias
 
 from pdbus.bus.bus import Bus
-from pdbus.context import RequestContext
+from pdbus.context import LONGEST_DEADLINE_S, RequestContext
 from pdbus.errors import NotFound
 from pdbus.messages.common import Digest
+from pdbus.peers.arrays import room, unpacked, wants_of
 from pdbus.peers.blocks import BlockFetcher, Source, Wanted
 from pdbus.peers.model_cache import ModelCache, Want
 from pdbus.subjects import WEIGHT_BLOCKS, WEIGHT_BLOCKS_OF
-from pdbus.weights.blocks import DTYPES, Array, Run, block_span, blocks_of_rows, byte_view, rows_per_block, shard_of
+from pdbus.weights.blocks import PACKED_ROW_BYTES, Array, Run, blocks_of_rows, shard_of
 from pdbus.weights.history import History
 from pdbus.weights.layer import Layer, Tensor, is_computed, layer_of, meta_tensor
+from pdbus.weights.log_state import RETENTION_S
 from pdbus.weights.manifest import Manifest, layer_block, root_block, root_layers
+from pdbus.weights.packed import Int8Rows
 from pdbus.weights.placement import ranked
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -81,30 +84,64 @@ class BlockReader:
         rows: slice | None = None,
         progress: Progress | None = None,
     ) -> dict[str, Array]:
-        """The named tensors (all that workers compute with, if none are named), each one array of its shape.
+        """The named tensors (all that workers compute with, if none are named), each one array of the checkpoint's
+        shape; those of a version in another precision are widened to fp32.
 
         `rows` (start and stop): only these of the one tensor that is named. They have to begin and end as blocks do.
         Raises as `manifest`, and NotFound for an unknown name."""
+        found = await self.stored(root, ctx, names, rows=rows, progress=progress)
+        return {
+            name: await asyncio.to_thread(array.widened) if isinstance(array, Int8Rows) else array
+            for name, array in found.items()
+        }
+
+    async def stored(
+        self,
+        root: Digest,
+        ctx: RequestContext,
+        names: Collection[str] | None = None,
+        *,
+        rows: slice | None = None,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
+        """As `tensors`, but matrices that the version has in int8 come as Int8Rows (weights/packed.py)."""
         manifest = await self.manifest(root, ctx)
         if names is None:
             names = [name for name in manifest.tensors if is_computed(layer_of(name))]
         tensors = [manifest.tensor(name) for name in names]
         if rows is None:
-            return await self._fetch({tensor: range(len(tensor.blocks)) for tensor in tensors}, ctx, progress)
-        (tensor,) = tensors
-        return await self._fetch({tensor: blocks_of_rows(tensor.shape, tensor.dtype, rows)}, ctx, progress)
+            blocks = {tensor: range(len(tensor.blocks)) for tensor in tensors}
+        else:
+            (tensor,) = tensors
+            blocks = {tensor: blocks_of_rows(tensor.shape, tensor.dtype, rows)}
+        arrays = await self._fetch(blocks, ctx, progress)
+        packed = [tensor for tensor in tensors if tensor.dtype in PACKED_ROW_BYTES]
+        if not packed:
+            return arrays
+        return arrays | await asyncio.to_thread(unpacked, packed, arrays)
+
+    def in_int8(self, root: Digest) -> tuple[Digest, Digest] | None:
+        """(version in fp32, the one that was made of it in int8), where `root` is one of such two and both can be
+        fetched."""
+        history = self._follower.history
+        source, precision = history.conversions.sources.get(root, (root, "int8"))
+        derived = history.derived(source, "int8")
+        kept = history.retained(time.time_ns(), RETENTION_S - LONGEST_DEADLINE_S)
+        if precision != "int8" or derived not in kept or source not in kept:
+            return None
+        return source, derived
 
     async def runs(
         self, root: Digest, ctx: RequestContext, runs: Sequence[Run], *, progress: Progress | None = None
     ) -> list[Array]:
-        """Runs of rows of several tensors at once, each of whole blocks. Raises as `tensors`."""
+        """Runs of rows of several tensors in fp32 at once, each of whole blocks. Raises as `tensors`."""
         manifest = await self.manifest(root, ctx)
         chosen = []
         for run in runs:
             tensor = manifest.tensor(run.tensor)
             blocks = blocks_of_rows(tensor.shape, tensor.dtype, run.rows)
-            chosen.append((tensor, blocks, _room(tensor, blocks)))
-        await self._bring(_wants(chosen), ctx, progress)
+            chosen.append((tensor, blocks, room(tensor, blocks)))
+        await self._bring(wants_of(chosen), ctx, progress)
         return [array for _, _, array in chosen]
 
     async def blocks(self, tensor: Tensor, indices: Iterable[int], ctx: RequestContext) -> dict[int, memoryview]:
@@ -123,8 +160,8 @@ class BlockReader:
         self, blocks: Mapping[Tensor, range], ctx: RequestContext, progress: Progress | None
     ) -> dict[str, Array]:
         """`blocks`: those that are wanted of each tensor."""
-        arrays = {tensor.name: _room(tensor, wanted) for tensor, wanted in blocks.items()}
-        wants = _wants((tensor, chosen, arrays[tensor.name]) for tensor, chosen in blocks.items())
+        arrays = {tensor.name: room(tensor, wanted) for tensor, wanted in blocks.items()}
+        wants = wants_of((tensor, chosen, arrays[tensor.name]) for tensor, chosen in blocks.items())
         await self._bring(wants, ctx, progress)
         return arrays
 
@@ -185,27 +222,3 @@ async def fetch_manifest(
         await fetcher.fetch([Wanted(layer.digest, layer.shard) for layer in blocks], put, ctx)
     layers = {layer.digest: Layer.decode(found[layer.digest]) for layer in blocks}
     return Manifest.of_layers(listed, {digest: layers.get(digest) or known[digest] for _, digest in listed})
-
-
-def _room(tensor: Tensor, blocks: range) -> Array:
-    """An array for these blocks of the tensor."""
-    if blocks == range(len(tensor.blocks)):
-        return np.empty(tensor.shape, DTYPES[tensor.dtype])
-    step = rows_per_block(tensor.shape, tensor.dtype)
-    rows = min(blocks.stop * step, tensor.shape[0]) - blocks.start * step
-    return np.empty((rows, *tensor.shape[1:]), DTYPES[tensor.dtype])
-
-
-def _wants(chosen: Iterable[tuple[Tensor, Iterable[int], Array]]) -> dict[Digest, Want]:
-    """What to bring, by digest: blocks of each tensor into an array of these alone. An equal block may have several
-    names, and goes to several places."""
-    wants: dict[Digest, Want] = {}
-    for tensor, indices, array in chosen:
-        content, filled = byte_view(array), 0
-        for index in indices:
-            digest = tensor.blocks[index]
-            _, size = block_span(tensor.shape, tensor.dtype, index)
-            want = wants.setdefault(digest, Want(digest, (tensor.name, index), []))
-            want.places.append(content[filled : filled + size])
-            filled += size
-    return wants

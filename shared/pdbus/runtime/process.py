@@ -28,10 +28,12 @@ from pdbus.context import Deadline, RequestContext
 from pdbus.errors import Conflict, PdbusError
 from pdbus.messages.presence import Card, State
 from pdbus.messages.workers import Drain, Draining
+from pdbus.nats_access import shown
 from pdbus.recording import recording
 from pdbus.runtime import logs
 from pdbus.runtime.collector import rare_collections
 from pdbus.runtime.first import first
+from pdbus.runtime.holdings import serve_holdings
 from pdbus.runtime.lifeline import lifeline
 from pdbus.runtime.service import S, Service
 from pdbus.runtime.slots import slot
@@ -81,7 +83,7 @@ async def _main(service_class: type[Service[S]], settings: S, exporting: Telemet
     stop.on_signals(signal.SIGTERM, signal.SIGINT)
     with lifeline(settings.lifeline_fd, stop.launcher_lost):
         try:
-            log.info("connecting to NATS at %s", settings.nats_url)
+            log.info("connecting to NATS at %s", shown(settings.nats_url))
             name = f"{service_class.name} {settings.id}"
             async with (
                 connect(settings.nats_url, name=name, wait_s=_CONNECT_S, access=settings.nats_access) as bus,
@@ -108,7 +110,12 @@ async def _main(service_class: type[Service[S]], settings: S, exporting: Telemet
 async def _live(service: Service[S], exporting: Telemetry, stop: Stop) -> int:
     bus, state = service.bus, _State(service)
     try:
-        async with Presence(bus, state.card, service.changed) as presence, exporting.load(service.load), service:
+        async with (
+            Presence(bus, state.card, service.changed) as presence,
+            await serve_holdings(service),
+            exporting.load(service.load),
+            service,
+        ):
             stop.starting = False
             await bus.register_micro(service.name, service.settings.id, {"model": service.settings.model})
             async with await bus.serve(DRAIN(service=service.name, id=service.settings.id), _Drain(service, stop)):

@@ -20,7 +20,8 @@ S = TypeVar("S", bound=Settings)
 class Service(ABC, Generic[S]):
     """One process's service. The runtime calls, all in one task of the event loop:
 
-    1. `__init__(settings, bus)`: builds, starts nothing. From here on `load()` and `card()` are called every 0.5 s.
+    1. `__init__(settings, bus)`: builds, starts nothing. From here on `load()` and `card()` are called every 0.5 s,
+       and `held()` and `kept()` whenever somebody asks.
     2. `__aenter__`: starts; may take long. The process's card says "starting", with the detail that `card()` adds. A
        start that raises or is cancelled (SIGTERM) has to release what it made by then: `__aexit__` is not called.
     3. The card says "ready" until SIGTERM, SIGINT, the loss of the launcher, or `fail()`.
@@ -60,6 +61,14 @@ class Service(ABC, Generic[S]):
 
         A service that is up but can't serve yet may set `state` back to "starting"."""
         return card
+
+    def held(self) -> dict[str, int]:
+        """Counts of what it holds for work in hand, by name: all 0 once there is none. Quick."""
+        return {}
+
+    def kept(self) -> dict[str, int]:
+        """Counts and bytes of what stays without work, by name, each within a bound. Quick."""
+        return {}
 
     async def stop_intake(self) -> None:
         """Takes nothing new any more. New requests are refused retryably, so that their callers go elsewhere."""

@@ -8,7 +8,7 @@ one index of the first dimension; a tensor without dimensions is one row. An emp
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -24,7 +24,20 @@ SHARDS = 64
 Array: TypeAlias = npt.NDArray[Any]
 
 DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({"fp32": np.dtype("<f4"), "u8": np.dtype("u1")})
-"""The element types that a manifest may name, as bytes of a block spell them."""
+"""The element types of weights and files as they are pushed, as bytes of a block spell them."""
+
+GROUP = 32
+"""Elements of an int8 row that share a scale."""
+
+PACKED_ROW_BYTES: Mapping[str, Callable[[int], int]] = MappingProxyType(
+    {
+        "fp16": lambda elements: 2 * elements,
+        "bf16": lambda elements: 2 * elements,
+        "fp8": lambda elements: elements + 4,
+        "int8": lambda elements: elements + 2 * (elements // GROUP),
+    }
+)
+"""Bytes of a row of so many elements in the forms that a version in another precision has (weights/packed.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +57,19 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     raise ValueError(f"{dtype} is not a dtype of weight blocks ({', '.join(DTYPES)})")
 
 
+def is_dtype(name: str, shape: Sequence[int]) -> bool:
+    """Whether a tensor of that shape may have the dtype `name`."""
+    if name in PACKED_ROW_BYTES:
+        return len(shape) > 0 and (name != "int8" or math.prod(shape[1:]) % GROUP == 0)
+    return name in DTYPES
+
+
 def tensor_bytes(shape: Sequence[int], dtype: str) -> int:
-    return math.prod(shape) * DTYPES[dtype].itemsize
+    return (shape[0] if shape else 1) * row_bytes(shape, dtype)
 
 
 def rows_per_block(shape: Sequence[int], dtype: str) -> int:
-    return max(1, BLOCK_BYTES // max(1, _row_bytes(shape, dtype)))
+    return max(1, BLOCK_BYTES // max(1, row_bytes(shape, dtype)))
 
 
 def block_count(shape: Sequence[int], dtype: str) -> int:
@@ -61,7 +81,7 @@ def block_count(shape: Sequence[int], dtype: str) -> int:
 
 def block_span(shape: Sequence[int], dtype: str, index: int) -> tuple[int, int]:
     """(first byte, number of bytes) of block `index` within the tensor's bytes."""
-    step = rows_per_block(shape, dtype) * _row_bytes(shape, dtype)
+    step = rows_per_block(shape, dtype) * row_bytes(shape, dtype)
     start = index * step
     return start, min(step, tensor_bytes(shape, dtype) - start)
 
@@ -93,5 +113,7 @@ def shard_of(tensor: str, index: int) -> int:
     return int.from_bytes(canonical.digest([tensor, index])[:8], "big") % SHARDS
 
 
-def _row_bytes(shape: Sequence[int], dtype: str) -> int:
-    return tensor_bytes(shape[1:], dtype)
+def row_bytes(shape: Sequence[int], dtype: str) -> int:
+    elements = math.prod(shape[1:])
+    packed = PACKED_ROW_BYTES.get(dtype)
+    return packed(elements) if packed else elements * DTYPES[dtype].itemsize

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pdbus.messages.changelog import Checkpoint, KeptVersion
-from pdbus.weights.history import LIVE_S, History, Version
+from pdbus.weights.history import History
+from pdbus.weights.log_state import LIVE_S, Version
 
 EVERY = 1000
 """Entries of the model's change log between two checkpoints."""
@@ -29,6 +30,7 @@ def checkpoint_of(history: History, log: str, *, commits: int = _MOST_COMMITS) -
     lineage of every answer that was ever given."""
     versions = list(history.roots.values())
     chosen = {version.root for version in _kept(history, versions)}
+    live, conversions = history.live, history.conversions
     told = set(history.wanted).union(version.root for version in versions[len(versions) - commits :])
     return Checkpoint(
         log,
@@ -44,6 +46,9 @@ def checkpoint_of(history: History, log: str, *, commits: int = _MOST_COMMITS) -
         history.sealed,
         history.forgotten,
         tuple(_told(version, False) for version in list(history.gone.values())[-_MOST_GONE:]),
+        conversions.asked(live),
+        tuple((source, precision, root) for (source, precision), root in conversions.made.items() if root in live),
+        tuple((root, *made_of) for root, made_of in conversions.sources.items() if root in live),
     )
 
 

@@ -17,7 +17,7 @@ import msgpack
 from pdbus import canonical
 from pdbus.errors import Corrupt
 from pdbus.messages.common import Digest
-from pdbus.weights.blocks import DTYPES, block_count, tensor_bytes
+from pdbus.weights.blocks import block_count, is_dtype, tensor_bytes
 
 META = "meta"
 TABLE = "table."
@@ -53,7 +53,7 @@ def is_computed(layer: str) -> bool:
 class Tensor:
     name: str
     dtype: str
-    """A name of blocks.DTYPES."""
+    """A name of blocks.DTYPES or PACKED_ROW_BYTES."""
     shape: tuple[int, ...]
     blocks: tuple[Digest, ...]
 
@@ -125,7 +125,7 @@ def unpack(content: bytes) -> Any:
 
 def _tensor(row: Any) -> Tensor:
     match row:
-        case [str(name), str(dtype), [*shape], [*blocks]] if dtype in DTYPES and all(map(_is_dim, shape)):
+        case [str(name), str(dtype), [*shape], [*blocks]] if all(map(_is_dim, shape)) and is_dtype(dtype, shape):
             tensor = Tensor(name, dtype, tuple(shape), tuple(map(as_digest, blocks)))
             if len(tensor.blocks) == block_count(tensor.shape, dtype):
                 return tensor

@@ -16,7 +16,7 @@ from pdbus.bus.bus import Bus, connect
 from pdbus.bus.nats import NatsTransport
 from pdbus.bus.transport import Raw
 from pdbus.context import Deadline, RequestContext
-from pdbus.errors import Unavailable
+from pdbus.errors import DeadlineExceeded, Unavailable
 from pdbus.messages.bulk import BlockHead
 from pdbus.messages.workers import Cancel, Resend, ResendReply
 from pdbus.stack.nats_server import EmbeddedNats, embedded_nats
@@ -169,6 +169,99 @@ async def test_a_hung_server_is_noticed_and_its_return_too(
         finally:
             os.kill(own_server.process.pid, signal.SIGCONT)
         assert await ask(bus, name, within_s=20) == ResendReply("unknown")
+
+
+async def test_a_hung_server_is_given_up_with_data_unsent(
+    own_server: EmbeddedNats, unique: Unique, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nats-py would wait for what was not sent before it dials again, for as long as the server hangs."""
+    monkeypatch.setattr(nats_client, "PING_EVERY_S", 0.1)
+    name = unique("d")
+    async with connect(own_server.url, name="test") as bus:
+        await serve(bus, name)
+        socket = client_of(bus)._transport._io_writer.transport
+        try:
+            await hang(own_server)
+            for _ in range(16):
+                bus.transport.send("test.unsent", b"x" * 900_000)
+            await until(lambda: socket.get_write_buffer_size() > 0)
+            started = time.monotonic()
+            await until(lambda: not bus.transport.connected)
+            assert time.monotonic() - started < 2
+            assert socket.is_closing()
+            async with asyncio.timeout(1):
+                with pytest.raises(Unavailable):
+                    await bus.transport.barrier()
+        finally:
+            os.kill(own_server.process.pid, signal.SIGCONT)
+        assert await ask(bus, name, within_s=20) == ResendReply("unknown")
+
+
+async def test_what_was_asked_of_jetstream_fails_with_the_connection(own_server: EmbeddedNats) -> None:
+    """At once, and leaves nothing behind: nats-py would let it run into its timeout."""
+    async with connect(own_server.url, name="test") as bus:
+        await bus.logs.ensure()
+        client = client_of(bus)
+        try:
+            await hang(own_server)
+            asking = asyncio.create_task(client.request("$JS.API.INFO", b"", timeout=60))
+            await until(lambda: bool(client._resp_map))
+            client._transport._io_writer.transport.abort()
+            async with asyncio.timeout(1):
+                with pytest.raises(Unavailable):
+                    await asking
+            assert not client._resp_map
+        finally:
+            os.kill(own_server.process.pid, signal.SIGCONT)
+
+
+async def test_a_server_away_for_long_is_waited_for(tmp_path: Path, unique: Unique) -> None:
+    """nats-py gives up for good after 60 attempts. Requests wait until it is back, or their deadline passes."""
+    name = unique("d")
+    async with embedded_nats(tmp_path / "nats") as first:
+        port = int(first.url.rpartition(":")[2])
+        scope = connect(first.url, name="test")
+        bus = await scope.__aenter__()
+        await serve(bus, name)
+    try:
+        await until(lambda: not bus.transport.connected)
+        with pytest.raises(DeadlineExceeded):
+            await bus.call(DECODE_RESEND(worker=name), ASK, RequestContext.after(0.2))
+        waiting = asyncio.create_task(bus.call(DECODE_RESEND(worker=name), ASK, RequestContext.after(60)))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        async with embedded_nats(tmp_path / "nats", port=port):
+            assert await waiting == ResendReply("unknown")
+            assert bus.held() == {"calls": 0, "streams": 0, "serving": 0, "bulk_streams": 0}
+    finally:
+        await scope.__aexit__(None, None, None)
+
+
+async def test_a_slow_server_is_given_more_time_at_each_attempt(
+    nats_url: str, unique: Unique, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that is too busy for the usual patience no attempt would ever succeed."""
+    monkeypatch.setattr("pdbus.bus.nats.DIAL_S", 0.05)
+    host, port = nats_url.removeprefix("nats://").split(":")
+
+    async def pass_on(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            to.write(data)
+        to.close()
+
+    async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_connection(host, int(port))
+        asyncio.get_running_loop().call_later(0.12, ways.append, asyncio.create_task(pass_on(reader, to_server)))
+        await asyncio.sleep(0.12)
+        await pass_on(from_server, writer)
+
+    ways: list[asyncio.Task[None]] = []
+    async with await asyncio.start_server(late, "127.0.0.1", 0) as proxy:
+        slow = f"nats://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        async with connect(slow, name="test", wait_s=30) as bus:
+            name = unique("d")
+            await serve(bus, name)
+            assert await ask(bus, name) == ResendReply("unknown")
 
 
 async def test_a_late_pong_harms_nothing(own_server: EmbeddedNats, unique: Unique) -> None:

@@ -17,7 +17,7 @@ from pdbus.errors import Conflict, InvalidRequest, NotFound, Overloaded
 from pdbus.messages.updates import BranchEntry
 from pdbus.subjects import BRANCH
 from tests.support.checkpoints import tiny_checkpoint
-from tests.support.param_servers import Rig, tensors
+from tests.support.param_servers import ParamServers, tensors
 
 EMBED, NORM = "model.embed_tokens.weight", "model.norm.weight"
 
@@ -25,22 +25,22 @@ EMBED, NORM = "model.embed_tokens.weight", "model.norm.weight"
 @pytest.fixture
 async def rig(
     nats_url: str, tmp_path: Path, unique: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Rig]:
+) -> AsyncIterator[ParamServers]:
     async with AsyncExitStack() as life:
-        rig = Rig(nats_url, unique("branches"), tmp_path, life)
+        rig = ParamServers(nats_url, unique("branches"), tmp_path, life)
         await rig.start("a", tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"), "llama"))
         yield rig
 
 
 @pytest.fixture
-async def weights(rig: Rig) -> AsyncIterator[Weights]:
+async def weights(rig: ParamServers) -> AsyncIterator[Weights]:
     async with connect(rig.url, name="pusher") as bus:
         weights = Weights(bus, rig.model)
         yield weights
         await weights.close()
 
 
-async def test_writers_push_and_seals_make_versions(rig: Rig, weights: Weights) -> None:
+async def test_writers_push_and_seals_make_versions(rig: ParamServers, weights: Weights) -> None:
     old = await tensors(rig, (await weights.history()).heads["stable"])
     branch, rows = weights.branch("hogwild"), old[EMBED].shape[0]
     width = old[EMBED].shape[1]
@@ -80,7 +80,9 @@ async def test_writers_push_and_seals_make_versions(rig: Rig, weights: Weights) 
         await branch.seal()
 
 
-async def test_a_transaction_in_between_rebases_a_seal_and_of_two_seals_one_wins(rig: Rig, weights: Weights) -> None:
+async def test_a_transaction_in_between_rebases_a_seal_and_of_two_seals_one_wins(
+    rig: ParamServers, weights: Weights
+) -> None:
     old = await tensors(rig, (await weights.history()).heads["stable"])
     branch = weights.branch("beside")
     await branch.add(NORM, [1.0], elements=[0])
@@ -119,7 +121,7 @@ async def test_a_transaction_in_between_rebases_a_seal_and_of_two_seals_one_wins
     assert (await weights.history()).heads["stable"] == won[0].root
 
 
-async def test_what_does_not_fit_is_refused_and_what_came_anyway_is_void(rig: Rig, weights: Weights) -> None:
+async def test_what_does_not_fit_is_refused_and_what_came_anyway_is_void(rig: ParamServers, weights: Weights) -> None:
     branch = weights.branch("void")
     with pytest.raises(NotFound):
         await branch.push("nothing.weight", [1.0], elements=[0])
@@ -139,7 +141,9 @@ async def test_what_does_not_fit_is_refused_and_what_came_anyway_is_void(rig: Ri
     assert (await tensors(rig, sealed.root))[NORM][0] == 4.0
 
 
-async def test_a_full_branch_refuses_and_says_so(rig: Rig, weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_branch_refuses_and_says_so(
+    rig: ParamServers, weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was sealed, but not purged, makes room by itself."""
     monkeypatch.setattr(logs, "BRANCH_ENTRIES", 3)
     await weights._bus.logs.ensure()

@@ -14,9 +14,9 @@ from pdbus.bus.bus import Bus, connect
 from pdbus.client.weights import Weights
 from pdbus.errors import DeadlineExceeded
 from pdbus.subjects import WEIGHTS_PREPARE, WEIGHTS_STAGE
-from pdbus.weights.history import RETENTION_S
+from pdbus.weights.log_state import RETENTION_S
 from tests.support.checkpoints import tiny_checkpoint
-from tests.support.param_servers import Rig, tensors
+from tests.support.param_servers import ParamServers, tensors
 from tests.support.until import until
 
 EMBED, NORM = "model.embed_tokens.weight", "model.norm.weight"
@@ -63,7 +63,7 @@ class Mortal:
 
 async def test_a_coordinator_dies_at_every_step(nats_url: str, tmp_path: Path, unique: Callable[[str], str]) -> None:
     async with AsyncExitStack() as life:
-        rig = Rig(nats_url, unique("dead"), tmp_path, life)
+        rig = ParamServers(nats_url, unique("dead"), tmp_path, life)
         checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "llama")
         await asyncio.gather(rig.start("a", checkpoint), rig.start("b", checkpoint))
         watching = Weights(await life.enter_async_context(connect(nats_url, name="watching")), rig.model)
@@ -96,7 +96,7 @@ async def test_a_coordinator_dies_at_every_step(nats_url: str, tmp_path: Path, u
         doomed = [coordinate(line, 10.0 + lives, lives) for lives, line in enumerate(lines)]
         await asyncio.gather(*doomed, coordinate("lost", 99.0, len(steps), answers_lost=True))
 
-        for server in rig.servers.values():
+        for server in rig.running.values():
             await until(lambda server=server: not list(server._staging.transactions), within_s=20.0)
         history = await watching.history()
         assert {line for line in lines if history.heads[line] != old} == set()
@@ -105,7 +105,7 @@ async def test_a_coordinator_dies_at_every_step(nats_url: str, tmp_path: Path, u
         assert [new[NORM][0], new[EMBED][1, 0]] == [99.0, 99.0]
         assert {name for name in new if not np.array_equal(new[name], before[name])} == {NORM, EMBED}
         assert all(np.array_equal(array, before[name]) for name, array in (await tensors(rig, old)).items())
-        for server in rig.servers.values():
+        for server in rig.running.values():
             await server._upkeep.reclaim()
             live = server._upkeep._reclaimer.live(history.retained(history.time_ns, RETENTION_S))
             assert live

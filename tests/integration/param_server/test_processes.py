@@ -89,11 +89,18 @@ async def test_a_killed_server_is_missed_by_nobody_and_repairs_itself(
         await servers.start(1)
         root = await ready(0, 1)
 
-        begun = asyncio.Event()
-        reading = asyncio.create_task(read(lambda done, total: begun.set()))
+        begun, over = asyncio.Event(), asyncio.Event()
+
+        async def read_on() -> list[bool]:
+            """As workers do that start one after another."""
+            outcomes = []
+            while not over.is_set():
+                outcomes.append(await read(lambda done, total: begun.set()))
+            return outcomes
+
+        reading = asyncio.create_task(read_on())
         await begun.wait()
         await servers.end(0, signal.SIGKILL)
-        assert await reading
         await fleet.wait_for(lambda fleet: fleet.state(servers.id(0)) == "dead", Deadline.after(10))
 
         shutil.rmtree(servers.folder / "0")
@@ -101,6 +108,10 @@ async def test_a_killed_server_is_missed_by_nobody_and_repairs_itself(
         assert await ready(0) == root
         await servers.end(1, signal.SIGKILL)
         assert await read()
+        over.set()
+        outcomes = await reading
+        assert outcomes
+        assert all(outcomes)
 
         await servers.start(1, checkpoint)
         assert await ready(1) == root

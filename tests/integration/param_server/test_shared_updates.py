@@ -19,7 +19,7 @@ from pdbus.bus.bus import connect
 from pdbus.client.weights import Committed, Update, Weights
 from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest, PdbusError, Unavailable
 from tests.support.checkpoints import tiny_checkpoint
-from tests.support.param_servers import Rig, tensors
+from tests.support.param_servers import ParamServers, tensors
 from tests.support.until import until
 
 EMBED, NORM = "model.embed_tokens.weight", "model.norm.weight"
@@ -29,16 +29,16 @@ Q0, UP1 = "model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.
 @pytest.fixture
 async def rig(
     nats_url: str, tmp_path: Path, unique: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Rig]:
+) -> AsyncIterator[ParamServers]:
     async with AsyncExitStack() as life:
-        rig = Rig(nats_url, unique("shared"), tmp_path, life)
+        rig = ParamServers(nats_url, unique("shared"), tmp_path, life)
         checkpoint = tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"), "llama")
         await asyncio.gather(rig.start("a", checkpoint), rig.start("b", checkpoint))
         yield rig
 
 
 @asynccontextmanager
-async def trainer(rig: Rig) -> AsyncIterator[Weights]:
+async def trainer(rig: ParamServers) -> AsyncIterator[Weights]:
     """A process of its own, as far as the bus can tell."""
     async with connect(rig.url, name="trainer") as bus:
         weights = Weights(bus, rig.model)
@@ -49,7 +49,7 @@ async def trainer(rig: Rig) -> AsyncIterator[Weights]:
 
 
 @pytest.fixture
-async def three(rig: Rig) -> AsyncIterator[list[Weights]]:
+async def three(rig: ParamServers) -> AsyncIterator[list[Weights]]:
     async with AsyncExitStack() as life:
         yield [await life.enter_async_context(trainer(rig)) for _ in range(3)]
 
@@ -81,7 +81,9 @@ async def nothing(update: Update) -> None:
     return
 
 
-async def test_three_parts_make_one_version_and_an_id_may_be_used_again(rig: Rig, three: list[Weights]) -> None:
+async def test_three_parts_make_one_version_and_an_id_may_be_used_again(
+    rig: ParamServers, three: list[Weights]
+) -> None:
     before = (await three[0].history()).heads["stable"]
     old = await tensors(rig, before)
     for step in (1.0, 2.0):
@@ -100,11 +102,11 @@ async def test_three_parts_make_one_version_and_an_id_may_be_used_again(rig: Rig
     assert lineage.commit.parent != before
     same = await asyncio.gather(*(push(weights, (i, 3), nothing) for i, weights in enumerate(three)))
     assert same == [Committed(done.root, done.seq, 0, 0)] * 3
-    for server in rig.servers.values():
+    for server in rig.running.values():
         await until(lambda server=server: not list(server._staging.transactions))
 
 
-async def test_what_one_part_can_not_do_all_are_told_alike(rig: Rig, three: list[Weights]) -> None:
+async def test_what_one_part_can_not_do_all_are_told_alike(rig: ParamServers, three: list[Weights]) -> None:
     head = (await three[0].history()).heads["stable"]
 
     async def outcomes(*stages: Callable[[Update], Any], **terms: Any) -> list[Committed | PdbusError]:
@@ -151,7 +153,7 @@ async def test_what_one_part_can_not_do_all_are_told_alike(rig: Rig, three: list
         await until(lambda: any(one.code == "deadline_exceeded" for one in three[2]._follower.history.ended))
         late.set()
         got = await pending
-    assert not list(rig.servers["a"]._staging.transactions)
+    assert not list(rig.running["a"]._staging.transactions)
     alike(got, DeadlineExceeded, "deadline")
 
     async def overtaken(update: Update) -> None:
@@ -163,7 +165,7 @@ async def test_what_one_part_can_not_do_all_are_told_alike(rig: Rig, three: list
     assert (await three[0].history()).roots[(await three[0].history()).heads["stable"]].commit.parent == head  # type: ignore[union-attr]
 
 
-async def test_strangers_are_kept_out(rig: Rig, three: list[Weights]) -> None:
+async def test_strangers_are_kept_out(rig: ParamServers, three: list[Weights]) -> None:
     async with three[0].begin(tx="step", part=(0, 2), message="step 8") as update:
         await norm(8)(update)
         stranger = await push(three[1], (1, 2), nothing, message="step 7")
@@ -181,7 +183,9 @@ async def test_strangers_are_kept_out(rig: Rig, three: list[Weights]) -> None:
     assert isinstance(refused, InvalidRequest)
 
 
-async def test_a_part_that_was_begun_anew_is_not_taken_for_its_former_life(rig: Rig, three: list[Weights]) -> None:
+async def test_a_part_that_was_begun_anew_is_not_taken_for_its_former_life(
+    rig: ParamServers, three: list[Weights]
+) -> None:
     """The former life was killed: it says nothing more. The update that it was in does not go on with the new one."""
     async with asyncio.timeout(30):
         leading = asyncio.create_task(push(three[0], (0, 2), norm(1)))
@@ -220,7 +224,9 @@ asyncio.run(main(*sys.argv[1:4], int(sys.argv[4]), *sys.argv[5:]))
 """
 
 
-async def test_killed_processes_leave_the_old_version_and_the_others_are_told(rig: Rig, three: list[Weights]) -> None:
+async def test_killed_processes_leave_the_old_version_and_the_others_are_told(
+    rig: ParamServers, three: list[Weights]
+) -> None:
     """Part 0, and then another part, is killed after it has staged; the one that is left hears of it in time."""
 
     async def start(tx: str, number: int, name: str, until: str) -> asyncio.subprocess.Process:
@@ -263,5 +269,5 @@ async def test_killed_processes_leave_the_old_version_and_the_others_are_told(ri
 
     old = await tensors(rig, (await three[0].history()).heads["stable"])
     await asyncio.gather(without(0), without(1), together())
-    for server in rig.servers.values():
+    for server in rig.running.values():
         await until(lambda server=server: not list(server._staging.transactions), within_s=10.0)

@@ -15,7 +15,7 @@ from pdbus.client.weights import Weights
 from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest, NotFound
 from pdbus.messages.changelog import LogEntry
 from tests.support.checkpoints import tiny_checkpoint
-from tests.support.param_servers import Rig, tensors
+from tests.support.param_servers import ParamServers, tensors
 from tests.support.until import until
 
 EMBED, Q0 = "model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"
@@ -28,16 +28,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def rig(nats_url: str, tmp_path: Path, unique: Callable[[str], str], checkpoint: Path) -> AsyncIterator[Rig]:
+async def rig(
+    nats_url: str, tmp_path: Path, unique: Callable[[str], str], checkpoint: Path
+) -> AsyncIterator[ParamServers]:
     async with AsyncExitStack() as life:
-        rig = Rig(nats_url, unique("updates"), tmp_path, life)
+        rig = ParamServers(nats_url, unique("updates"), tmp_path, life)
         await rig.start("a", checkpoint)
         await rig.start("b", checkpoint)
         yield rig
 
 
 @pytest.fixture
-async def weights(rig: Rig) -> AsyncIterator[Weights]:
+async def weights(rig: ParamServers) -> AsyncIterator[Weights]:
     async with connect(rig.url, name="pusher") as bus:
         weights = Weights(bus, rig.model)
         yield weights
@@ -45,7 +47,7 @@ async def weights(rig: Rig) -> AsyncIterator[Weights]:
 
 
 async def test_a_commit_makes_a_version_that_differs_in_what_was_staged_and_nothing_else(
-    rig: Rig, weights: Weights
+    rig: ParamServers, weights: Weights
 ) -> None:
     before = await tensors(rig, await _head(weights))
     rng = np.random.default_rng(0)
@@ -81,7 +83,7 @@ async def _head(weights: Weights) -> bytes:
     return head
 
 
-async def test_only_what_differs_travels(rig: Rig, weights: Weights) -> None:
+async def test_only_what_differs_travels(rig: ParamServers, weights: Weights) -> None:
     before = await tensors(rig, await _head(weights))
     new = before[EMBED].copy()
     new[0, :3] += 1
@@ -94,7 +96,9 @@ async def test_only_what_differs_travels(rig: Rig, weights: Weights) -> None:
     assert np.array_equal((await tensors(rig, done.root))[EMBED], new)
 
 
-async def test_a_wrong_idea_of_what_was_there_costs_bytes_and_not_the_result(rig: Rig, weights: Weights) -> None:
+async def test_a_wrong_idea_of_what_was_there_costs_bytes_and_not_the_result(
+    rig: ParamServers, weights: Weights
+) -> None:
     before = await tensors(rig, await _head(weights))
     async with weights.begin() as update:
         await update.stage(EMBED, before[EMBED] + 1, before=before[EMBED] + 2)
@@ -102,14 +106,16 @@ async def test_a_wrong_idea_of_what_was_there_costs_bytes_and_not_the_result(rig
     assert np.array_equal((await tensors(rig, done.root))[EMBED], before[EMBED] + 1)
 
 
-async def test_an_update_of_nothing_makes_no_version(rig: Rig, weights: Weights) -> None:
+async def test_an_update_of_nothing_makes_no_version(rig: ParamServers, weights: Weights) -> None:
     head = await _head(weights)
     before = await tensors(rig, head)
     assert (await weights.push_state_dict(before)).root == head
     assert (await weights.history()).head("stable") == head
 
 
-async def test_of_two_updates_at_once_one_wins_and_the_other_is_told_by_whom(weights: Weights, rig: Rig) -> None:
+async def test_of_two_updates_at_once_one_wins_and_the_other_is_told_by_whom(
+    weights: Weights, rig: ParamServers
+) -> None:
     async with weights.begin() as first:
         await first.stage_elements(NORM, [0], [5.0])
         async with weights.begin() as second:
@@ -137,37 +143,37 @@ async def test_lines_go_on_apart(weights: Weights) -> None:
     assert history.shares == {"canary": 0.25}
 
 
-async def test_an_update_that_is_left_leaves_nothing(rig: Rig, weights: Weights) -> None:
+async def test_an_update_that_is_left_leaves_nothing(rig: ParamServers, weights: Weights) -> None:
     head = await _head(weights)
     async with weights.begin() as update:
         await update.stage(Q0, np.zeros((await weights.manifest(head)).tensors[Q0].shape, np.float32))
     assert await _head(weights) == head
-    for server in rig.servers.values():
+    for server in rig.running.values():
         await until(lambda server=server: not list(server._staging.transactions) and not server._staging._taking)
         packs = len(server._store.packs)
         assert await server._upkeep.reclaim() > 0
         assert len(server._store.packs) == packs - 1
 
 
-async def test_a_coordinator_that_dies_is_aborted_after_its_deadline(rig: Rig, weights: Weights) -> None:
+async def test_a_coordinator_that_dies_is_aborted_after_its_deadline(rig: ParamServers, weights: Weights) -> None:
     async with connect(rig.url, name="dying") as bus:
         dying = Weights(bus, rig.model)
         context = dying.begin(timeout_s=3.0)
         update = await context.__aenter__()
         await update.stage_elements(NORM, [0], [5.0])
         await dying.close()  # and nothing more is heard of it
-    assert any(list(server._staging.transactions) for server in rig.servers.values())
-    for server in rig.servers.values():
+    assert any(list(server._staging.transactions) for server in rig.running.values())
+    for server in rig.running.values():
         await until(lambda server=server: not list(server._staging.transactions), within_s=15.0)
 
 
-async def test_a_transaction_outlives_a_restart_of_its_server(rig: Rig, weights: Weights) -> None:
+async def test_a_transaction_outlives_a_restart_of_its_server(rig: ParamServers, weights: Weights) -> None:
     async with weights.begin() as update:
         await update.stage_elements(NORM, [0], [5.0])
         for name in ("a", "b"):
             await rig.stop(name)
             await rig.start(name)
-        for server in rig.servers.values():
+        for server in rig.running.values():
             assert [one.tx for one in server._staging.transactions]
             await server._upkeep.reclaim()
         done = await update.commit()
@@ -175,14 +181,14 @@ async def test_a_transaction_outlives_a_restart_of_its_server(rig: Rig, weights:
 
 
 async def test_with_one_of_two_servers_gone_the_update_goes_to_the_other_and_is_copied_later(
-    rig: Rig, weights: Weights
+    rig: ParamServers, weights: Weights
 ) -> None:
     await rig.stop("b")
     async with weights.begin() as update:
         await update.stage_elements(NORM, [0], [5.0])
         done = await update.commit()
     await rig.start("b")
-    await until(lambda: done.root in rig.servers["b"]._upkeep.roots, within_s=15.0)
+    await until(lambda: done.root in rig.running["b"]._upkeep.roots, within_s=15.0)
     await rig.stop("a")
     assert (await tensors(rig, done.root))[NORM][0] == 5.0
 
@@ -204,7 +210,7 @@ async def test_what_can_not_be_pushed_is_refused_with_the_reason(weights: Weight
             await update.stage_low_rank(Q0, np.zeros((1, 1), np.float32), np.zeros((1, 1), np.float32))
 
 
-async def test_a_rollback_and_forgetting(rig: Rig, weights: Weights) -> None:
+async def test_a_rollback_and_forgetting(rig: ParamServers, weights: Weights) -> None:
     first = await _head(weights)
     await weights.move_ref("stable", first.hex(), now=True)
     async with weights.begin() as update:
@@ -217,7 +223,7 @@ async def test_a_rollback_and_forgetting(rig: Rig, weights: Weights) -> None:
     assert await weights.forget() == (second,)
     with pytest.raises(NotFound):
         await weights.resolve(second.hex())
-    for server in rig.servers.values():
+    for server in rig.running.values():
         await until(lambda server=server: second not in server._store, within_s=15.0)
 
 

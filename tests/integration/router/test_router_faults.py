@@ -127,6 +127,31 @@ async def test_a_worker_that_dies_in_mid_answer(http: aiohttp.ClientSession, leg
         await until(lambda: not any(w.held or w.kept for w in others) and not r.router.cancels.open, 8)
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_stop_string_that_a_dying_worker_has_half_told_still_ends_it(
+    http: aiohttp.ClientSession, streamed: bool
+):
+    """What was held back of it belongs to the answer, not to the attempt."""
+    async with rig(decodes=2) as r:
+        whole = text_of(await promise(http, r))
+        stop = whole[7:11]
+        assert whole.index(stop) == 7
+        for worker in r.decodes:
+            worker.behaviour.fail_at, worker.tickets[:] = 9, []
+        asking = asyncio.create_task(_text(http, r, streamed, stop=stop))
+        await until(lambda: sum(len(worker.tickets) for worker in r.decodes) > 1, 8)
+        for worker in r.decodes:
+            worker.behaviour.fail_at = None
+        assert await asking == whole[:7]
+        await r.until_idle()
+
+
+async def _text(http: aiohttp.ClientSession, r: Rig, streamed: bool, **fields: Any) -> str:
+    if streamed:
+        return "".join([text_of(chunk) async for chunk in stream(http, r, **fields)])
+    return text_of(await complete(http, r, **fields))
+
+
 async def test_a_worker_that_hangs_is_left_after_its_cards_stop(http: aiohttp.ClientSession):
     async with rig(decodes=2) as r:
         for worker in r.decodes:

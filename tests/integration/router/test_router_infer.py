@@ -11,7 +11,7 @@ import pytest
 from loadtest.simulated_answers import letters
 from pdbus.bus.bus import Bus, memory_bus
 from pdbus.client import Client
-from pdbus.context import RequestContext
+from pdbus.context import Deadline, RequestContext
 from pdbus.errors import DeadlineExceeded, InvalidRequest, NotFound, Unavailable
 from pdbus.messages.router import InferReply, InferRequest
 from pdbus.subjects import INFER
@@ -158,6 +158,21 @@ def _dying_after(bus: Bus, r: Rig, frames: int) -> Any:
                 raise Unavailable("cut off")
 
     return serve
+
+
+async def test_one_id_of_many_callers_names_none_of_their_requests(bus: Bus, r: Rig):
+    """LESSONS 8: each is answered, under an id of the router's own."""
+
+    async def ask(prompt: str) -> str:
+        ctx = RequestContext(Deadline.after(5), request_id="room-1")
+        request = InferRequest("completions", {"model": MODEL, "prompt": prompt, "max_tokens": 6, "temperature": 0})
+        async with bus.stream(INFER(model=MODEL), request, ctx) as replies:
+            return _text((await anext(replies)).data)
+
+    told = await asyncio.gather(*(ask(f"prompt {number}") for number in range(8)))
+    tickets = {bytes(ticket.prompt).decode(): ticket for ticket in r.prefills[0].tickets}
+    assert told == [bytes(letters(tickets[f"prompt {number}"])).decode() for number in range(8)]
+    assert len({ticket.request_id for ticket in tickets.values()} - {"room-1"}) == 8
 
 
 async def test_many_callers_at_once(client: Client, r: Rig):

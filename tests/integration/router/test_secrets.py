@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -92,3 +94,20 @@ async def test_nothing_secret_is_told(
     assert spans.get_finished_spans()
     for secret in (key, key[17:], wrong[17:], PROMPT):
         assert not [text for text in told if secret in text]
+
+
+async def test_a_broken_head_is_neither_logged_nor_told_to_others(caplog: pytest.LogCaptureFixture) -> None:
+    """aiohttp would log each with the header that is wrong, and so could be a key; and anybody could fill the disk."""
+    async with rig() as r:
+        at = urlsplit(r.url)
+        for head in (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer pd-secret\x01\r\n\r\n",
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAutho\x00: Bearer pd-secret\r\n\r\n",
+            b"nonsense pd-secret\r\n\r\n",
+        ):
+            reader, writer = await asyncio.open_connection(at.hostname, at.port)
+            writer.write(head)
+            assert b" 400 " in await reader.readline()
+            writer.close()
+    assert "secret" not in caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -1,12 +1,14 @@
 """Two tenants of one installation: each attempt to reach across, by every way that leads from one to the other.
 
 What is a service's alone (cancels, tokens, cache nodes, logs, others' inboxes) NATS itself refuses to callers:
-those attempts are in tests/integration/bus/test_permissions.py, on a real server. Embeddings have theirs beside it."""
+those attempts are in tests/integration/bus/test_permissions.py, on a real server. Embeddings have theirs beside."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,12 @@ from pdbus import keyfile
 from pdbus.canonical import content_digest, digest
 from pdbus.client import Client
 from pdbus.context import Deadline, RequestContext
-from pdbus.errors import Overloaded, Unauthorized
+from pdbus.errors import NotFound, Overloaded, Unauthorized
 from pdbus.messages.router import InferRequest
 from pdbus.router.cache_control import CacheControl
 from pdbus.router.frontend import Caller, named_session
 from pdbus.router.identity import Identities
+from pdbus.router.jobs.execute import Asked, Seen
 from pdbus.subjects import INFER
 from tests.support.completing import completion
 from tests.support.router_rig import MODEL, Rig, rig, until
@@ -236,3 +239,59 @@ def test_the_same_session_of_two_tenants_is_two(tmp_path: Path) -> None:
         Caller(RequestContext(Deadline.after(1), tenant=name), CacheControl(), session="s") for name in ("a", "b")
     ]
     assert len({named_session(caller, None) for caller in callers}) == 2
+
+
+async def test_jobs_batches_and_files_of_another_are_not_there(
+    t: Tenants, nats_url: str, unique: Callable[[str], str]
+) -> None:
+    """Not to be seen, waited for, watched, read, listed, used, cancelled or deleted; nor taken over by the same key."""
+    model = unique("tenants")
+    async with rig(nats_url=nats_url, model=model, keys_file=t.file) as r:
+        mine, other = (openai.AsyncOpenAI(base_url=f"{r.url}/v1", api_key=key, max_retries=0) for key in (t.a, t.b))
+        ask = {"prompt": "SECRET", "max_tokens": 4, "temperature": 1}
+        own, strange = (Client(r.bus, model, timeout_s=10, api_key=key) for key in (t.a, t.b))
+        job = await own.jobs.submit("completions", ask, idempotency_key="same")
+        for reach in (strange.jobs.state, strange.jobs.cancel, strange.jobs.result):
+            with pytest.raises(NotFound):
+                await reach(job.id)  # type: ignore[operator]
+        with pytest.raises(NotFound):
+            async for _ in strange.jobs.progress(job.id):
+                pass
+        with pytest.raises(Unauthorized):
+            await Client(r.bus, model, timeout_s=5).jobs.state(job.id)
+        theirs = await strange.jobs.submit("completions", ask | {"prompt": "x"}, idempotency_key="same")
+        assert theirs.id != job.id
+        assert (await own.jobs.result(job.id, wait_s=10))["choices"][0]["text"]
+        await strange.jobs.result(theirs.id, wait_s=10)
+        async with mine, other:
+            body = {"model": model, **ask}
+            line = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body}
+            file = await mine.files.create(file=("in.jsonl", json.dumps(line).encode()), purpose="batch")
+            new: dict[str, Any] = {"endpoint": "/v1/completions", "completion_window": "24h"}
+            batch = await mine.batches.create(input_file_id=file.id, **new)
+            async with asyncio.timeout(10):
+                while batch.output_file_id is None:
+                    await asyncio.sleep(0.05)  # as callers do: nothing tells them
+                    batch = await mine.batches.retrieve(batch.id)
+            for id_ in (file.id, batch.output_file_id):
+                for touch in (other.files.retrieve, other.files.content, other.files.delete):
+                    with pytest.raises(openai.NotFoundError):
+                        await touch(id_)
+            for look in (other.batches.retrieve, other.batches.cancel):
+                with pytest.raises(openai.NotFoundError):
+                    await look(batch.id)
+            with pytest.raises(openai.NotFoundError):
+                await other.batches.create(input_file_id=file.id, **new)
+            with pytest.raises(openai.NotFoundError):
+                await other.batches.list(after=batch.id)
+            assert batch.id not in [known.id async for known in other.batches.list()]
+            assert (await mine.files.content(batch.output_file_id)).text
+        assert {ticket.tenant for ticket in r.prefills[0].tickets} == {"a", "b"}
+
+
+async def test_a_revoked_key_s_jobs_are_not_computed(t: Tenants, nats_url: str, unique: Callable[[str], str]) -> None:
+    async with rig(nats_url=nats_url, model=unique("tenants"), keys_file=t.file) as r:
+        asked = Asked("a", keyfile.id_of(t.a + "x") or "", "completions", b"{}", "job-1", time.time() + 60)
+        assert r.router.jobs is not None
+        outcome = await r.router.jobs.executor.run(asked, Seen())
+        assert outcome.status_code == 401

@@ -1,14 +1,20 @@
-"""Cancel at every state frees everything at once, is answered, and keeps late messages out (LESSONS 9, 10; G8)."""
+"""Cancel at every state frees everything at once, is answered, and keeps late messages out (LESSONS 9, 10; G8).
+
+Of preempted answers: test_preempted.py; of requests in a router's queue: tests/integration/router/test_overload.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 
 import pytest
 
 from pdbus.context import RequestContext
+from pdbus.engine.chunks import Chunk
 from pdbus.engine.job import Job
+from pdbus.engine.sequence import Event
 from pdbus.errors import Cancelled, StaleAttempt
 from pdbus.messages.common import Ticket
 from pdbus.messages.decode import DecodeRun
@@ -18,7 +24,7 @@ from pdbus.messages.workers import Cancel
 from pdbus.model.backend import Model
 from tests.support.asking import ids, refused, until
 from tests.support.llama import Runner
-from tests.support.workers import Rig, paused, prompt_of, receiving
+from tests.support.workers import Rig, paused, prompt_of, receiving, silence
 
 
 async def cancelled(rig: Rig, ticket: Ticket) -> None:
@@ -58,6 +64,28 @@ async def test_while_it_queues(workers: Rig) -> None:
     assert workers.router.of(ticket) == []
 
 
+async def test_while_a_chunk_is_computed(workers: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass is given up, and nothing of it is counted or told."""
+    core, begun, gate = workers.prefill.core, threading.Event(), threading.Event()
+    compute = core._compute
+
+    def held_up(group: Sequence[Chunk]) -> list[Event]:
+        begun.set()
+        gate.wait(10)
+        return compute(group)
+
+    monkeypatch.setattr(core, "_compute", held_up)
+    ticket = workers.router.ticket(prompt_of(400))
+    await workers.router.start(ticket)
+    await until(begun.is_set)
+    await workers.router.cancel(ticket)
+    await until(lambda: all(job.stopping for job in workers.prefill.jobs))
+    gate.set()
+    await workers.router.cancelled_by(ticket, {workers.router.prefill, workers.router.decode})
+    await workers.until_idle(2.0)
+    assert workers.router.of(ticket) == []
+
+
 async def test_when_only_decode_knows_of_it(workers: Rig) -> None:
     ticket = workers.router.ticket(prompt_of(50))
     await workers.router.run_decode(ticket)
@@ -78,6 +106,20 @@ async def test_in_the_middle_of_the_hand_over(workers: Rig, model: Model) -> Non
     # The pages that it was written to are used again, and hold what belongs there.
     again = workers.router.ticket(prompt_of(60, seed=5))
     assert ids(await workers.router.answer(again)) == Runner(model).greedy(list(again.prompt), 8)
+
+
+async def test_in_the_hand_over_and_then_prefill_dies(workers: Rig) -> None:
+    """LESSONS 1: decode's lease is its own, and waits for no word of a peer that is gone."""
+    ticket = workers.router.ticket(prompt_of(400))
+    await workers.router.start(ticket)
+    await until(lambda: receiving(workers))
+    with paused(workers.prefill):
+        silence(workers.prefill.bus)
+        await workers.router.cancel(ticket)
+        await workers.router.cancelled_by(ticket, {workers.router.decode})
+        await until(lambda: not workers.decode.jobs and not workers.decode.load().pages_used)
+    assert workers.decode.load().leases == 0
+    await workers.until_idle()
 
 
 async def test_while_it_is_decoded(workers: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from pdbus.errors import (
     Conflict,
     Corrupt,
     NotFound,
+    Overloaded,
     PdbusError,
     StaleAttempt,
     Unavailable,
@@ -27,7 +28,7 @@ from pdbus.model.backend import Model
 from tests.support.asking import ids, refused
 from tests.support.handover import Hand, reserve, reserve_of
 from tests.support.llama import Runner
-from tests.support.workers import Rig, prompt_of
+from tests.support.workers import LocalSource, NewBus, Rig, prompt_of, rig
 
 
 async def test_a_hand_over_by_hand_is_taken_if_it_is_sound(workers: Rig, model: Model) -> None:
@@ -182,3 +183,19 @@ async def test_a_lease_without_progress_ends(workers: Rig) -> None:
     assert isinstance(await refused(workers.router.rest(ticket)), Unavailable)
     await workers.until_idle()
     assert isinstance(await refused(reserve(workers, reserve_of(workers, ticket))), Unavailable)
+
+
+async def test_a_pool_full_of_dead_leases_frees_itself(
+    new_bus: NewBus, source: LocalSource, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LESSONS 11: what reaps does not wait for something to be admitted, and a full pool is no end."""
+    async with rig(new_bus, source, name=unique("tiny"), decode_pages=20) as workers:
+        with pytest.raises(Overloaded):  # noqa: PT012 - one of them
+            for seed in range(20):
+                ticket = workers.router.ticket(prompt_of(100, seed))
+                await reserve(workers, reserve_of(workers, ticket))
+        assert workers.decode.held()["leases"] > 1
+        monkeypatch.setattr("pdbus.decode.leases.LEASE_S", 0.2)
+        await workers.until_idle()
+        assert not any(workers.decode.held()[name] for name in ("leases", "pages", "jobs", "sequences"))
+        await workers.router.answer(workers.router.ticket(prompt_of(100)))

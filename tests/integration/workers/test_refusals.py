@@ -25,6 +25,16 @@ from tests.support.llama import Runner
 from tests.support.workers import Rig, prompt_of
 
 
+async def test_a_run_that_decode_refuses_leaves_nothing_at_prefill(workers: Rig) -> None:
+    """LESSONS 2: a sound ticket to prefill, a broken one to decode; the router then cancels, as it always does."""
+    router, ticket = workers.router, workers.router.ticket(prompt_of(100))
+    await router.run_prefill(ticket)
+    assert isinstance(await refused(router.run_decode(replace(ticket, max_tokens=0))), InvalidRequest)
+    await router.cancel(ticket)
+    await router.cancelled_by(ticket, {router.prefill, router.decode})
+    await workers.until_idle()
+
+
 async def test_reservations(workers: Rig) -> None:
     ticket = workers.router.ticket(prompt_of(20))
     message = reserve_of(workers, ticket)

@@ -41,6 +41,15 @@ def test_load_is_no_news_but_is_kept() -> None:
     assert table.see(replace(busy, seq=3, roots=(bytes(32),)), 0.6)
 
 
+def test_each_of_many_publishers_has_its_own_load() -> None:
+    """LESSONS 13: one metric that all of them write would tell the last one's."""
+    table = FleetTable()
+    for seq in range(1, 4):
+        for number in range(3):
+            table.see(replace(CARD, id=f"r-{number}", seq=seq, load=Load(running=10 * number + seq)), 0.1 * seq)
+    assert {card.id: card.load.running for card in table.live("prefill", 0.4)} == {"r-0": 3, "r-1": 13, "r-2": 23}
+
+
 def test_a_new_life_replaces_the_old_one_whose_late_cards_are_ignored() -> None:
     table = FleetTable()
     table.see(replace(CARD, seq=900), 0.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pdbus.bus.memory import matches
-from pdbus.permissions import GRANTS, SOURCE, Grant, permissions
-from pdbus.subjects import CREDIT, Log, Subject, Work, all_subjects
+from pdbus.permissions import ANSWERS, GRANTS, LEAVES, SOURCE, Grant, permissions
+from pdbus.subjects import CREDIT, DEBUG, Log, Subject, Work, all_subjects
 
 INBOX = "_INBOX.UABC"
 SERVICES = [kind for kind, grant in GRANTS.items() if grant.service]
@@ -23,8 +23,8 @@ def _heard(grant: Grant) -> set[int]:
 @pytest.mark.parametrize(("name", "subject"), all_subjects().items())
 def test_every_subject_has_somebody_who_sends_and_somebody_who_listens(name: str, subject: Subject) -> None:
     """A new one comes with an entry in GRANTS."""
-    if subject is CREDIT:
-        return  # follows from bulk streams
+    if subject in (CREDIT, DEBUG):
+        return  # follows from bulk streams, and from being a service
     assert any(id(subject) in _sent(grant) for grant in GRANTS.values()), f"nobody may send to {name}"
     assert any(id(subject) in _heard(grant) for grant in GRANTS.values()), f"nobody may listen to {name}"
 
@@ -36,7 +36,8 @@ def test_no_kind_has_a_wildcard_over_subjects_of_others(kind: str) -> None:
         assert pattern not in (">", "*", "pd.>", "pd.v1.>", "$JS.>", "$JS.API.>", "$SYS.>")
         if pattern.endswith(">"):
             inboxes = pattern == "_INBOX.>" and pattern in allowed.publish and kind == "router"
-            assert inboxes or pattern.startswith((f"{INBOX}.", "$SRV.", "$JS.ACK.PD_", "$JS.API.CONSUMER.CREATE.PD_"))
+            own = (f"{INBOX}.", "$SRV.", "$JS.ACK.PD_", "$JS.FC.PD_", "$JS.API.CONSUMER.CREATE.PD_")
+            assert inboxes or pattern.startswith(own)
 
 
 @pytest.mark.parametrize("kind", GRANTS)
@@ -44,19 +45,39 @@ def test_nobody_deletes_what_a_log_keeps(kind: str) -> None:
     streams = {subject.stream for subject in all_subjects().values() if isinstance(subject, Log | Work)}
     verbs = ("STREAM.DELETE", "STREAM.PURGE", "STREAM.MSG.DELETE", "STREAM.RESTORE", "STREAM.LEADER.STEPDOWN")
     for wanted in (f"$JS.API.{verb}.{stream}" for verb in verbs for stream in streams):
+        if kind == "operator" and wanted in ("$JS.API.STREAM.PURGE.PD_BRANCHES", "$JS.API.STREAM.PURGE.PD_ROWS"):
+            continue  # of what was sealed: those who push are the ones who seal
         assert not any(matches(pattern, wanted) for pattern in permissions(kind, INBOX).publish)
 
 
 def test_a_caller_asks_and_nothing_else() -> None:
     allowed = permissions("client", INBOX)
-    assert allowed.publish == ("pd.v1.embed.*", "pd.v1.features.*", "pd.v1.infer.*")
+    jobs = [f"pd.v1.jobs.*.{verb}" for verb in ("cancel", "state", "submit", "watch")]
+    assert allowed.publish == ("pd.v1.embed.*", "pd.v1.features.*", "pd.v1.infer.*", *jobs)
     assert allowed.subscribe == (f"{INBOX}.>",)
-    assert allowed.replies
+    assert allowed.replies == LEAVES
+
+
+def test_nobody_serves_by_the_few_seconds_of_a_reader() -> None:
+    for kind, grant in GRANTS.items():
+        replies = permissions(kind, INBOX).replies
+        assert not grant.serves or kind == "router" or (replies and replies.seconds == ANSWERS.seconds)
 
 
 def test_who_commits_is_a_short_list() -> None:
     able = {kind for kind in GRANTS if "pd.v1.changelog.*" in permissions(kind, INBOX).publish}
     assert able == {"param_server", "operator"}
+
+
+def test_only_routers_touch_jobs_their_results_and_files() -> None:
+    """A caller asks a router, which knows whose they are: nobody can put in, read or end what is another's."""
+    logs = ("pd.v1.results.t.j", "pd.v1.batches.t.b", "pd.v1.files.t.f")
+    for name in ("pd.v1.jobs.m", "pd.v1.jobs.progress.t.j", *logs):
+        for kind in GRANTS.keys() - {"router"}:
+            allowed = permissions(kind, INBOX)
+            assert not any(matches(pattern, name) for pattern in (*allowed.publish, *allowed.subscribe))
+            for stream in ("PD_JOBS", "PD_RESULTS", "PD_BATCHES", "PD_FILES"):
+                assert f"$JS.API.STREAM.MSG.GET.{stream}" not in allowed.publish
 
 
 def test_presence_is_told_of_oneself() -> None:

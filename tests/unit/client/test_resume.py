@@ -23,6 +23,7 @@ def _stream(
     for number, piece in enumerate(pieces):
         finish = "stop" if number == len(pieces) - 1 else None
         choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
+        choice["token_ids"] = [ord(letter) for letter in piece]
         if chat:
             choice["delta"] = {"content": piece} | ({"role": "assistant"} if number == 0 else {})
             if logprobs:
@@ -57,6 +58,7 @@ def test_the_answer_comes_once(
         got += [new for chunk in stream if (new := resumed.new(chunk)) is not None]
     choices = [choice for chunk in got for choice in chunk["choices"]]
     assert "".join(c["delta"].get("content", "") if chat else c["text"] for c in choices) == text
+    assert [token for c in choices for token in c["token_ids"]] == [ord(letter) for letter in text]
     listed = [t for c in choices if c["logprobs"] for t in c["logprobs"]["content" if chat else "tokens"]]
     assert len(listed) == (len(text) if logprobs else 0)
     assert [c["finish_reason"] for c in choices if c["finish_reason"]] == ["stop"]
@@ -72,6 +74,23 @@ def test_another_text_is_not_spliced_on():
     resumed.begin()
     with pytest.raises(Corrupt):
         resumed.new(_stream("xbc", [1], chat=False, logprobs=False, id="b")[0])
+
+
+def test_tokens_without_text_come_once():
+    """Such as the beginning of a character that a later token completes."""
+
+    def chunk(ids: list[int], text: str) -> dict[str, Any]:
+        choice = {"index": 0, "text": text, "token_ids": ids, "finish_reason": None, "logprobs": None}
+        return {"id": "a", "system_fingerprint": "r", "choices": [choice]}
+
+    resumed, got = Resumed(), []
+    for stream in ([chunk([7], ""), chunk([8], "")], [chunk([7, 8, 9], "é")]):
+        resumed.begin()
+        got += [new for told in stream if (new := resumed.new(told)) is not None]
+    assert [new["choices"][0]["token_ids"] for new in got] == [[7], [8], [9]]
+    resumed.begin()
+    with pytest.raises(Corrupt):
+        resumed.new(chunk([7, 7], ""))
 
 
 def test_another_version_is_not_spliced_on():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,13 @@ class Source:
         progress(40, 40)
         return {name: np.zeros(10, np.float32) for name in names}
 
+    async def runs(self, *asked: Any, progress: Any) -> Any:
+        raise AssertionError("the builder has no patches")
+
 
 class Builder:
     parts = PARTS
+    patches = ()
 
     def __init__(self, source: Source, fails_at: int = -1) -> None:
         self.added: list[str] = []
@@ -57,7 +62,8 @@ class Builder:
 async def fill(builder: Builder, source: Source, told: list[tuple[int, int]] | None = None) -> None:
     steps = told if told is not None else []
     progress = lambda done, total: steps.append((done, total))  # noqa: E731
-    await _fill(builder, ROOT, source, RequestContext.after(10), progress)  # type: ignore[arg-type]
+    ctx = RequestContext.after(10)
+    await _fill(builder, partial(source.tensors, ROOT, ctx), partial(source.runs, ROOT, ctx), progress)  # type: ignore[arg-type]
 
 
 async def test_parts_are_given_in_order_and_progress_is_of_the_whole() -> None:

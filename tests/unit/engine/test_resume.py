@@ -9,6 +9,7 @@ import pytest
 from pdbus.engine.preemption import Preemption
 from pdbus.engine.scheduler import Limits, Scheduler, Turn
 from pdbus.engine.sequence import Lower, Sequence
+from pdbus.engine.tenants import Tenants
 from pdbus.kv.pages import PageTable
 from pdbus.kv.prefix import page_keys
 from tests.support.sequences import SCOPE, sequence
@@ -117,7 +118,7 @@ def test_one_that_is_preempted_meanwhile_is_computed_whole_from_there() -> None:
     assert (new.computed, new.resumed) == (8, 24)
     plan.add(other)
     step(plan)
-    assert Preemption(plan.pages, PAGE, Shelf()).preempt([new]) is new
+    assert Preemption(plan.pages, PAGE, Shelf(), Tenants(8)).preempt([new]) is new
     assert (new.computed < 24, new.resumed) == (True, 0)
 
 

@@ -47,6 +47,8 @@ class Source:
         )
     async def meta(self, root, ctx):
         return {"config.json": json.dumps(HF).encode()}
+    async def runs(self, *asked, progress=None):
+        raise AssertionError("no older version is there")
     async def tensors(self, root, ctx, names, *, rows=None, progress=None):
         made = {}
         for name in names:

@@ -124,5 +124,5 @@ def test_neither_runs_nor_an_older_version_change_a_byte(
         assert newer.layers[1] is older.layers[1]
 
 
-def whole(name: str, shape: tuple[int, ...]) -> list[subject.Part]:
+def whole(name: str, shape: tuple[int, ...], dtype: str) -> list[subject.Part]:
     return [subject.Part(subject.layer_of(name), {name: shape}, 0)]

@@ -112,7 +112,7 @@ def test_nothing_outside_is_reached(source: str):
         *(
             "{% set x = 'a' * 90000 %}" + source
             for source in (
-                "{{ (" + "x ~ " * 9000 + "x) | length }}",
+                "{{ (" + "x ~ " * 900 + "x) | length }}",
                 "{% macro m() %}{% for i in range(9999) %}{{ x }}{% endfor %}{% endmacro %}{{ m() | length }}",
                 "{% set y %}{% for i in range(9999) %}{{ x }}{% endfor %}{% endset %}",
                 "{% for i in range(99999) %}{{ x.count('b') }}{% endfor %}",
@@ -128,10 +128,10 @@ def test_nothing_outside_is_reached(source: str):
     ],
 )
 def test_a_runaway_template_is_stopped(source: str):
-    begun = time.monotonic()
+    begun = time.process_time()
     with pytest.raises(InvalidRequest):
         render(source)
-    assert time.monotonic() - begun < 5
+    assert time.process_time() - begun < 5
 
 
 @pytest.mark.parametrize(
@@ -166,6 +166,13 @@ def test_work_may_grow_with_the_input():
     assert len(render("{% for m in messages %}{{ m.content }}{% endfor %}", messages)) == 200_000
 
 
-def test_a_template_that_does_not_compile_is_refused_at_once():
+@pytest.mark.parametrize(
+    "source",
+    ["{% for %}", "{% break %}", "{% macro f() %}{% continue %}{% endmacro %}", "{{ " + "(" * 9999 + "}}",
+     "{{ 1" + "[0]" * 9999 + " }}"],
+    ids=["syntax", "break", "continue", "depth", "length"],
+)  # fmt: skip
+def test_a_template_that_does_not_compile_is_refused_at_once(source: str):
+    """Also where Python refuses the code that jinja2 makes of it."""
     with pytest.raises(InvalidRequest):
-        ChatTemplate("{% for %}", SPECIAL)
+        ChatTemplate(source, SPECIAL)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 
 import pytest
 
+from loadtest.simulated_version import END_OF_TURN, meta_files
 from pdbus import errors
 from pdbus.context import Deadline
 from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest, PdbusError
@@ -15,6 +17,7 @@ from pdbus.router.cache_control import CacheControl
 from pdbus.router.http_errors import describe, headers_of
 from pdbus.router.idempotency import IdempotencyTable, seed_of
 from pdbus.router.settings import RouterSettings
+from pdbus.router.version import Version, build_version
 from pdbus.settings import SettingsError, load
 
 
@@ -132,3 +135,17 @@ def test_settings():
 def test_torch_is_never_imported(module: str):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("after_s", [float("nan"), float("inf"), -1.0, 1e9])
+def test_a_peers_senseless_time_to_try_again_is_no_error_of_ours(after_s: float):
+    error = errors.WireError("overloaded", "full", retry_after_s=after_s).to_exception()
+    assert headers_of(error)["Retry-After"] == "1"
+
+
+@pytest.mark.parametrize("eos", [[{}], [[1]], [True, "2", -3, 1 << 40], {"a": 1}, "x"])
+def test_a_pushed_version_with_senseless_end_tokens_is_served_without_them(eos: object):
+    files = meta_files() | {"generation_config.json": json.dumps({"eos_token_id": eos}).encode()}
+    version = build_version(bytes(32), files, {})
+    assert isinstance(version, Version)
+    assert version.stop_ids == (END_OF_TURN,)

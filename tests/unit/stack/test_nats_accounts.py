@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pdbus.errors import InvalidRequest
-from pdbus.nats_access import NatsAccess, public_key
+from pdbus.nats_access import NatsAccess, public_key, shown
 from pdbus.permissions import GRANTS, SOURCE
 from pdbus.stack.cli import main
 from pdbus.stack.nats_accounts import ACCOUNTS, seed_path, write_accounts
@@ -66,6 +66,11 @@ def test_a_credentials_file_has_an_inbox_of_its_own_too(tmp_path: Path) -> None:
         f"-----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
     )
     assert NatsAccess(creds=creds).inbox() == NatsAccess(seed=seed_path(tmp_path, "client")).inbox()
+
+
+def test_passwords_in_addresses_are_not_shown() -> None:
+    told = shown("nats://user:secret@a:4222, tls://token@b:4223")
+    assert told == "a:4222, b:4223"
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdbus import keyfile
+from pdbus.permissions import GRANTS
 from pdbus.stack.folder import Folder
 from pdbus.stack.plan import FEW_CORES, STOP_ORDER, Options, ProcessPlan, layout, processes, resolve_checkpoint
 
@@ -116,3 +118,22 @@ def test_precision_and_kv_dtype_are_the_engines_and_only_where_they_are_given() 
         told = {name: plan.settings[name] for name in names & set(plan.settings)}
         engine = plan.service in {"prefill", "decode"}
         assert told == ({"PDBUS_PRECISION": "int8", "PDBUS_KV_DTYPE": "fp16"} if engine else {})
+
+
+def test_a_secure_stack_gives_each_process_the_key_of_its_kind_and_no_other() -> None:
+    plans = _plans(Options("c", "m", secure=True))
+    for each in plans:
+        assert Path(each.settings["PDBUS_NATS_SEED"]).name == f"{each.service}.nk"
+    assert {each.service for each in plans} <= GRANTS.keys()
+    assert not any("PDBUS_NATS_SEED" in each.settings for each in _plans(Options("c", "m")))
+
+
+def test_api_keys_of_the_folder_are_the_routers_where_there_are_some(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    for there in (False, True):
+        if there:
+            keyfile.add(folder.keys_file, "acme")
+        plans = processes(Options("c", "m"), folder, "nats://127.0.0.1:1", 2)
+        assert {each.service for each in plans if "PDBUS_KEYS_FILE" in each.settings} == (
+            {"router"} if there else set()
+        )

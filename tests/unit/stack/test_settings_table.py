@@ -9,13 +9,22 @@ from pathlib import Path
 from pdbus.cache.settings import CacheSettings
 from pdbus.decode.settings import DecodeSettings
 from pdbus.invalidator.settings import InvalidatorSettings
+from pdbus.param_server.settings import ParamServerSettings
 from pdbus.prefill.settings import PrefillSettings
 from pdbus.router.settings import RouterSettings
 from pdbus.settings import Settings
 from pdbus.stack.settings import StackSettings
 
 README = Path(__file__).parents[3] / "README.md"
-SERVICES = (CacheSettings, DecodeSettings, InvalidatorSettings, PrefillSettings, RouterSettings, StackSettings)
+SERVICES = (
+    CacheSettings,
+    DecodeSettings,
+    InvalidatorSettings,
+    ParamServerSettings,
+    PrefillSettings,
+    RouterSettings,
+    StackSettings,
+)
 
 
 def _defaults(cls: type[Settings]) -> dict[str, str]:

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdbus.bus.codec import decode, encode
-from pdbus.messages.changelog import Abort, Checkpoint, Commit, Forget, LogEntry, Member, Ref, Sealed
+from pdbus.messages.changelog import Abort, Checkpoint, Commit, Convert, Forget, LogEntry, Member, Ref, Sealed
 from pdbus.weights.checkpointing import EVERY, checkpoint_of, is_due
-from pdbus.weights.history import LIVE_S, History
+from pdbus.weights.history import History
+from pdbus.weights.log_state import LIVE_S
 
 ROOTS = [bytes([number]) * 32 for number in range(6)]
 LINES = ["stable", "canary", ""]
@@ -22,8 +23,10 @@ def entries() -> st.SearchStrategy[LogEntry]:
     roots, txs = st.sampled_from(ROOTS), st.sampled_from([f"tx-{number}" for number in range(12)])
     seals = st.none() | st.builds(Sealed, st.sampled_from("ab"), st.just("born"), st.integers(0, 9), st.integers(0, 9))
     commits = st.builds(
-        lambda tx, root, parent, line, sealed: Commit(tx, root, parent, "me", "", (), ref=line, sealed=sealed),
-        txs, roots, st.none() | roots, st.sampled_from(LINES), seals,
+        lambda tx, root, parent, line, sealed, source: Commit(
+            tx, root, parent, "me", "", (), "int8" if source else "fp32", line, sealed, source
+        ),
+        txs, roots, st.none() | roots, st.sampled_from(LINES), seals, st.none() | st.none() | roots,
     )  # fmt: skip
     shares = st.none() | st.floats(0, 1)
     refs = st.builds(
@@ -31,12 +34,18 @@ def entries() -> st.SearchStrategy[LogEntry]:
         st.sampled_from(LINES[:2]), st.none() | roots, shares, st.booleans(),
     )  # fmt: skip
     members = st.builds(Member, st.sampled_from(["p", "q"]), st.sampled_from(["join", "leave"]))
+    lines = st.sampled_from(LINES)
+    converts = st.builds(
+        lambda ref, root, line: Convert("int8", ref, "me", root, "" if root else line),
+        lines, st.none() | roots, lines,
+    )  # fmt: skip
     return st.one_of(
         st.builds(LogEntry, commit=commits),
         st.builds(LogEntry, commit=commits),
         st.builds(LogEntry, ref=refs),
         st.builds(LogEntry, abort=st.builds(Abort, txs, st.just("late"))),
         st.builds(LogEntry, member=members),
+        st.builds(LogEntry, convert=converts),
         st.builds(LogEntry, forget=st.builds(Forget, st.lists(roots, max_size=3).map(tuple), st.just("me"))),
     )
 
@@ -54,7 +63,9 @@ def known(history: History) -> object:
     versions = {root: history.roots[root] for root in live}
     places = (history.seq, history.time_ns, history.entries, history.forgotten)
     names = (history.refs, history.heads, history.shares, history.pending, history.wanted, history.members)
-    return places, names, versions, history.ended, history.sealed
+    made = {root: history.derived(root, "int8") for root in live}
+    sources = {root: history.conversions.sources.get(root) for root in live}
+    return places, names, versions, history.ended, history.sealed, made, sources, history.due_conversions
 
 
 GAPS = st.sampled_from([0.1, 30.0, 500.0, LIVE_S / 2, LIVE_S + 1, 24 * 3600.0])

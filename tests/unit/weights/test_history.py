@@ -4,7 +4,8 @@ import pytest
 
 from pdbus.errors import InvalidRequest, NotFound
 from pdbus.messages.changelog import Abort, Commit, Forget, LogEntry, Member, Ref, Sealed
-from pdbus.weights.history import LIVE_S, History, Moment
+from pdbus.weights.history import History
+from pdbus.weights.log_state import LIVE_S, Moment
 
 A, B, C = bytes([0xAA]) * 32, bytes([0xBB]) * 32, bytes([0xCC]) * 32
 S = 1_000_000_000

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdbus.weights.blocks import SHARDS
+from pdbus.weights.blocks import SHARDS, shard_of
 from pdbus.weights.placement import duties, owners, ranked
 
 members = st.sets(st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=6), max_size=6)
@@ -49,3 +49,13 @@ def test_presence_only_adds_duties(servers: set[str], data: st.DataObject) -> No
 
 def test_a_server_outside_the_membership_has_no_duties_while_members_are_present() -> None:
     assert duties("x", ["a"], ["a"]) == frozenset()
+
+
+def test_one_large_matrix_is_spread_over_all_members() -> None:
+    for count in (2, 3, 4, 6):
+        servers = [f"param-server-{number}" for number in range(count)]
+        first = Counter(
+            owners(shard_of("model.layers.7.mlp.up_proj.weight", index), servers)[0] for index in range(600)
+        )
+        assert set(first) == set(servers)
+        assert max(first.values()) < 2 * 600 / count

@@ -12,7 +12,8 @@ from pdbus.errors import DeadlineExceeded, InvalidRequest, NotFound
 from pdbus.messages.changelog import Commit, Forget, LogEntry
 from pdbus.messages.common import Digest
 from pdbus.subjects import ToEvent
-from pdbus.weights.history import RETENTION_S, History, Moment, Version
+from pdbus.weights.history import History
+from pdbus.weights.log_state import RETENTION_S, Moment, Version
 
 FINGERPRINT = "root-"
 """An answer's `system_fingerprint` is this and the first digits of its root."""

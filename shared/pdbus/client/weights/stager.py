@@ -88,6 +88,12 @@ class Stager:
             await asyncio.sleep(wait_s)
             await self._send(lacking, whole=True)
 
+    async def let_go(self) -> None:
+        """As `settle`; what is durable then is kept here no longer."""
+        await self.settle()
+        self._blocks.clear()
+        self._everywhere.clear()
+
     def _places(self, blocks: Iterable[NewBlock]) -> dict[str, list[NewBlock]]:
         """By server, the blocks that it is to hold now."""
         live = self.live()

@@ -21,7 +21,7 @@ from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import BlockReader
 from pdbus.subjects import ToEvent
 from pdbus.weights.blocks import Array
-from pdbus.weights.history import RETENTION_S, Version
+from pdbus.weights.log_state import RETENTION_S, Version
 from pdbus.weights.row_overlay import RowOverlay
 from pdbus.weights.tables import LINE, Table, decoded_update, layer_name, table
 

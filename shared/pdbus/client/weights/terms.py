@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import getpass
+import re
 from dataclasses import dataclass, field
 
+from pdbus.errors import InvalidRequest
 from pdbus.messages.changelog import Sealed
 from pdbus.messages.common import Digest
+
+_REF_NAME = re.compile(r"(?!root-|[0-9a-f]{6,64}$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""Nothing that `MODEL@NAME` could take for a version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +47,12 @@ def me() -> str:
         return getpass.getuser()
     except OSError:  # a container's user may have no name
         return "somebody"
+
+
+def check_ref(name: str) -> None:
+    """Raises InvalidRequest for what can't name a ref, or a branch."""
+    if not _REF_NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{name!r} can't name a ref: 1 to 64 of A-Z a-z 0-9 . _ -, first a letter or digit, and unlike a version",
+            param="ref",
+        )

@@ -63,11 +63,16 @@ class Update:
         """The log is known to have the transaction's end."""
 
     async def __aenter__(self) -> Self:
-        """Raises NotFound where the line has no version to go on from."""
+        """Raises NotFound where the line has no version to go on from, InvalidRequest where that was converted."""
         history = self._follower.history
         parent = self._terms.parent or history.head(self._terms.ref) or history.resolve(self._terms.ref or "stable")
         self.parent = parent
         self._manifest = await self._reader.manifest(parent, self._ctx())
+        if found := history.conversions.sources.get(parent):
+            source, precision = found
+            raise InvalidRequest(
+                f"version {parent.hex()[:12]} is {precision} of {source.hex()[:12]}: update that, and it is made again"
+            )
         return self
 
     async def __aexit__(

@@ -18,7 +18,8 @@ from pdbus.messages.common import Digest
 from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import BlockReader
 from pdbus.subjects import CHANGELOG
-from pdbus.weights.history import History, Version
+from pdbus.weights.history import History
+from pdbus.weights.log_state import Version
 from pdbus.weights.manifest import Manifest
 
 LOG_S = 10.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,27 +10,27 @@ from typing import Any
 
 from pdbus.bus.bus import Bus
 from pdbus.client.weights.branch import Branch, BranchState, branch_states
+from pdbus.client.weights.converting import Converting
 from pdbus.client.weights.parts import LeadingUpdate, PartUpdate, check_part, join
 from pdbus.client.weights.stager import Stager
 from pdbus.client.weights.table import Home, RowTable
-from pdbus.client.weights.terms import Committed, Terms, me
+from pdbus.client.weights.terms import Committed, Terms, check_ref, me
 from pdbus.client.weights.update import Update
-from pdbus.client.weights.versions import LOG_S, Versions
+from pdbus.client.weights.versions import LOG_S
 from pdbus.context import Deadline, new_id
 from pdbus.errors import Conflict, InvalidRequest, NotFound
 from pdbus.messages.changelog import Forget, LogEntry, Ref
 from pdbus.messages.common import Digest
 from pdbus.messages.updates import PartJoin
-from pdbus.weights.history import RETENTION_S, History
+from pdbus.weights.history import History
 from pdbus.weights.layer import is_computed, layer_of
+from pdbus.weights.log_state import RETENTION_S
 
 STABLE = "stable"
 CANARY = "canary"
-_REF_NAME = re.compile(r"(?!root-|[0-9a-f]{6,64}$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""Nothing that `MODEL@NAME` could take for a version."""
 
 
-class Weights(Versions):
+class Weights(Converting):
     """Follows the model's change log from its first use on; `close` ends that."""
 
     def __init__(self, bus: Bus, model: str) -> None:
@@ -75,7 +74,7 @@ class Weights(Versions):
 
         Raises NotFound, InvalidRequest; DeadlineExceeded where part 0 does not begin, Conflict where two do."""
         if ref:
-            _check_ref(ref)
+            check_ref(ref)
         await self._ready()
         deadline = Deadline.after(timeout_s)
         base = parent if isinstance(parent, bytes) or parent is None else self._follower.history.resolve(parent)
@@ -108,7 +107,7 @@ class Weights(Versions):
         """A staging branch, which many writers push to without locks. It is there once something was pushed to it.
 
         Raises InvalidRequest for a name that it can't have."""
-        _check_ref(name)
+        check_ref(name)
         return Branch(self, self._bus, self._model, name)
 
     async def branches(self) -> tuple[BranchState, ...]:
@@ -166,7 +165,7 @@ class Weights(Versions):
         The ref follows once workers have the version ready (`wait_for_ref`), so that no request has to wait for them;
         with `now` it doesn't wait either. Raises InvalidRequest for a name that no ref can have, NotFound (also for a
         version that is no longer kept), Conflict where the log moved meanwhile."""
-        _check_ref(name)
+        check_ref(name)
         if share is not None and not 0.0 <= share <= 1.0:
             raise InvalidRequest(f"a share is 0 to 1, not {share}", param="share")
         history = await self.history()
@@ -205,11 +204,3 @@ class Weights(Versions):
         if chosen:
             await self._append(LogEntry(forget=Forget(chosen, me())))
         return chosen
-
-
-def _check_ref(name: str) -> None:
-    if not _REF_NAME.fullmatch(name):
-        raise InvalidRequest(
-            f"{name!r} can't name a ref: 1 to 64 of A-Z a-z 0-9 . _ -, first a letter or digit, and unlike a version",
-            param="ref",
-        )

@@ -1,0 +1,218 @@
+"""The stack, its load and its strikes, and what was found."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from loadtest.chaos.asking import DEADLINE_S, HttpCaller, Told, ask_native
+from loadtest.chaos.leaks import at_rest, grown
+from loadtest.chaos.questions import Ids, Question, questions
+from loadtest.chaos.strikes import Strike, Strikes
+from loadtest.stack import Stack
+from loadtest.tiny import tiny_checkpoint
+from pdbus.bus.bus import Bus, connect
+from pdbus.bus.presence import Fleet
+from pdbus.client import Client
+from pdbus.stack.child import Inherited
+from pdbus.stack.launcher import lifeline_pipe
+from pdbus.stack.nats_child import own_nats
+from pdbus.tasks import cancelled
+
+MODEL = "chaos"
+_CONTEXT_TOKENS = 2048
+_COUNTS = ("--routers", "2", "--prefill", "2", "--decode", "2", "--param-servers", "2", "--cache-nodes", "2")
+_ENV = {"PDBUS_KV_BYTES": str(1 << 20), "PDBUS_CACHE_BYTES": str(64 << 20), "PDBUS_DRAIN_S": "20"}
+"""A pool that a few long answers fill: it has to run out now and then. Time enough, on a busy machine too, for what
+runs to end where it began when its process is told to."""
+_QUESTIONS = 24
+_NATIVE, _STREAMED = 0.35, 0.75
+_AT_ONCE = 4
+_IDLE_S = 60.0
+"""Longer than what waits for an acknowledgement that never comes is kept."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    minutes: float = 30.0
+    every_s: float = 30.0
+    callers: int = 8
+    seed: int = 0
+    keep: Path | None = None
+    """A folder to leave logs in."""
+
+
+@dataclass
+class Found:
+    seconds: float
+    told: list[Told]
+    expected: dict[int, Ids]
+    strikes: list[Strike]
+    held: dict[str, dict[str, int]]
+    """In the end, by process: what it holds although nothing is asked of it."""
+    grown: list[str]
+    silent: list[str]
+    """Processes that tell nothing in the end."""
+    exits: list[str]
+    """Processes that ended unasked."""
+
+
+@dataclass
+class World:
+    stack: Stack
+    bus: Bus
+    fleet: Fleet
+    proxy: subprocess.Popen[str]
+    nats: list[int]
+    """Process ids of the NATS server, the present one last."""
+    caller: HttpCaller
+    client: Client
+    rng: random.Random
+    lives: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Incarnations by id."""
+
+    def __post_init__(self) -> None:
+        self.fleet.on_change(self._note)
+        self._note()
+
+    def _note(self) -> None:
+        for card in self.fleet.cards():
+            self.lives[card.id].add(card.incarnation)
+
+
+@contextmanager
+def _proxied(nats_url: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    at = urlsplit(nats_url)
+    command = [sys.executable, "-m", "loadtest.chaos.proxy", f"{at.hostname}:{at.port}"]
+    proxy = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert proxy.stdout
+        yield f"nats://127.0.0.1:{int(proxy.stdout.readline())}", proxy
+    finally:
+        proxy.kill()
+        proxy.communicate()
+
+
+@asynccontextmanager
+async def _stack(folder: Path, nats_url: str) -> AsyncIterator[Stack]:
+    checkpoint = tiny_checkpoint(folder / "checkpoint", _CONTEXT_TOKENS)
+    options = ("--model", str(checkpoint), "--name", MODEL, *_COUNTS)
+    stack = Stack.start(folder / "data", options, {**_ENV, "NATS_URL": nats_url})
+    try:
+        while not stack.look():  # noqa: ASYNC110 - a process tells of itself by a file
+            await asyncio.sleep(0.05)
+        yield stack
+    finally:
+        await asyncio.to_thread(stack.stop)
+
+
+@asynccontextmanager
+async def world(folder: Path, rng: random.Random) -> AsyncIterator[World]:
+    """Raises Refused where no stack comes up."""
+    pids: list[int] = []
+    async with AsyncExitStack() as life:
+        lifeline = life.enter_context(lifeline_pipe())
+        inherited = Inherited(lifeline, lifeline)
+        server = own_nats(folder / "nats", None, inherited, pids.append, lambda what: None)
+        nats_url = await life.enter_async_context(server)
+        url, proxy = life.enter_context(_proxied(nats_url))
+        stack = await life.enter_async_context(_stack(folder, url))
+        bus = await life.enter_async_context(connect(nats_url, name="loadtest chaos"))
+        fleet = await life.enter_async_context(Fleet(bus))
+        client = Client(bus, MODEL)
+        life.push_async_callback(client.weights.close)
+        http = await life.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        while len(fleet.live("router")) < 2:  # noqa: ASYNC110 - cards come twice a second
+            await asyncio.sleep(0.1)
+
+        def urls() -> list[str]:
+            return [card.url for card in fleet.cards() if card.service == "router" and card.url]
+
+        yield World(stack, bus, fleet, proxy, pids, HttpCaller(http, MODEL, urls, rng), client, rng)
+
+
+async def chaos(wanted: Wanted) -> Found:
+    """Raises Refused where no stack comes up, RuntimeError where it can't be trusted undisturbed."""
+    rng = random.Random(wanted.seed)
+    with tempfile.TemporaryDirectory(prefix="pdbus-chaos-", ignore_cleanup_errors=True) as temporary:
+        folder = wanted.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        async with world(folder, rng) as here:
+            return await _drive(wanted, here)
+
+
+async def _drive(wanted: Wanted, here: World) -> Found:
+    asked = questions(_QUESTIONS, _CONTEXT_TOKENS, wanted.seed)
+    expected = await _expected(here, asked)
+    before, _ = await at_rest(here.bus, here.fleet, _IDLE_S)
+    strikes = Strikes(here.stack, here.fleet, lambda: here.nats[-1], here.proxy, random.Random(here.rng.random()))
+    told: list[Told] = []
+    began_s = time.monotonic()
+    until_s = began_s + 60 * wanted.minutes
+    callers = [asyncio.create_task(_ask_on(here, asked, told, until_s)) for _ in range(wanted.callers)]
+    striking = asyncio.create_task(_strike_on(strikes, wanted.every_s, until_s))
+    try:
+        await asyncio.gather(striking, *callers)
+    finally:
+        await cancelled(striking, *callers)
+    seconds = time.monotonic() - began_s
+    after, held = await at_rest(here.bus, here.fleet, _IDLE_S)
+    silent = sorted(here.lives.keys() - after.keys() - held.keys())
+    return Found(seconds, told, expected, strikes.all, held, grown(before, after), silent, _exits(here, strikes))
+
+
+async def _expected(here: World, asked: list[Question]) -> dict[int, Ids]:
+    """Undisturbed, each twice. Raises RuntimeError where that isn't the same."""
+    expected: dict[int, Ids] = {}
+    for stream in (False, True):
+        all = [Told(number, "undisturbed", time.monotonic()) for number in range(len(asked))]
+        waiting = iter(all)
+
+        async def ask_on(stream: bool = stream, waiting: Iterator[Told] = waiting) -> None:
+            for told in waiting:
+                told.sent_s = time.monotonic()
+                await here.caller.ask(asked[told.question], told, stream=stream)
+
+        await asyncio.gather(*(ask_on() for _ in range(_AT_ONCE)))
+        for told in all:
+            if told.failed or told.refused or expected.setdefault(told.question, told.ids) != told.ids:
+                raise RuntimeError(f"undisturbed, question {told.question}: {told.failed or told.refused or told.ids}")
+    return expected
+
+
+async def _ask_on(here: World, asked: list[Question], all: list[Told], until_s: float) -> None:
+    while time.monotonic() < until_s:
+        number, stream = here.rng.randrange(len(asked)), here.rng.random() < _STREAMED
+        native = here.rng.random() < _NATIVE
+        way = f"{'bus' if native else 'HTTP'} {'streamed' if stream else 'whole'}"
+        told = Told(number, way, time.monotonic())
+        async with asyncio.timeout(2 * DEADLINE_S):
+            if native:
+                await ask_native(here.client, asked[number], told, f"~{here.rng.getrandbits(64):x}", stream=stream)
+            else:
+                await here.caller.ask(asked[number], told, stream=stream)
+        told.end_s = time.monotonic()
+        all.append(told)
+
+
+async def _strike_on(strikes: Strikes, every_s: float, until_s: float) -> None:
+    """The last one comes early enough to be seen under load."""
+    while time.monotonic() + every_s / 2 < until_s:
+        await strikes.next(every_s)
+
+
+def _exits(here: World, strikes: Strikes) -> list[str]:
+    unasked = {id: len(lives) - 1 - strikes.ended[id] for id, lives in here.lives.items()}
+    return [f"{id} ended {count} times by itself" for id, count in sorted(unasked.items()) if count > 0]

@@ -1,0 +1,29 @@
+"""The kinds of input, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.fuzz import bulk, files, http, subjects
+from loadtest.fuzz.drive import Fuzzer
+
+
+@dataclass(frozen=True)
+class Kind:
+    about: str
+    open: Callable[[Path], AbstractAsyncContextManager[Fuzzer]]
+    """With an empty folder of its own."""
+
+
+KINDS = {
+    "http": Kind("requests to a router, grown from its OpenAPI document, on a real socket", http.http),
+    "nats": Kind("messages to every subject of all services, on a real server", subjects.subjects),
+    "twin": Kind("messages to every subject of a router and workers, on the in-memory bus", subjects.twin_subjects),
+    "bulk": Kind("frames and credits of bulk streams", bulk.bulk),
+    "gguf": Kind("GGUF files: header, metadata, tensor directory, bytes", files.gguf),
+    "safetensors": Kind("safetensors files of a model folder: header and bytes", files.safetensors),
+    "meta": Kind("config, tokenizer and template files, in a folder and as a pushed version", files.meta),
+}

@@ -1,0 +1,149 @@
+"""Arguments, the runs, and their report."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import uvloop
+
+from loadtest.client import Observation
+from loadtest.measurement import options, parsed, parser, report
+from loadtest.memory import resident_bytes
+from loadtest.overload.asking import Asker, Shape
+from loadtest.overload.summary import (
+    RAMP,
+    RECOVERED_S,
+    flood_rows,
+    goodput,
+    memory_row,
+    overload_rows,
+    recovery_row,
+    ttfts,
+)
+from loadtest.prompts import Prompts
+from loadtest.report import percentile
+from loadtest.stack import Stack, stack
+from loadtest.weights.table import Row, missed, table
+from pdbus import keyfile
+from pdbus.tasks import cancelled
+
+_SHAPE = Shape(64, 32)
+_QUIET = Shape(64, 48)
+_FLOOD = Shape(256, 32)
+_QUIET_STREAMS, _FLOOD_STREAMS = 4, 48
+_SAMPLE_S = 0.5
+_CHUNK_TOKENS = 512
+_PROBE_S = 0.25
+PARTS = ("overload", "flood")
+
+
+def arguments(argv: list[str]) -> argparse.Namespace:
+    made = parser("overload", "More than a stack can do for minutes; and one tenant's flood beside another.", 3)
+    made.add_argument("--short", action="store_true", help="20 s instead of 5 minutes, and a single round")
+    made.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help="overload, flood")
+    made.add_argument("--times", type=float, default=3.0, help="the capacity (default: %(default)s)")
+    made.add_argument("--streams", type=int, default=48, help="of the best run (default: %(default)s)")
+    return parsed(made, argv)
+
+
+def main(argv: list[str]) -> int:
+    given = arguments(argv)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        found = runner.run(measure(given))
+    rows = {name: [asdict(row) for row in own] for name, own in found.items()}
+    report(given, table(found), {"sections": rows})
+    for line in missed(found):
+        print(f"not reached: {line}")
+    return 1 if missed(found) else 0
+
+
+async def measure(given: argparse.Namespace) -> dict[str, Sequence[Row]]:
+    prompts = Prompts.of(given.model)
+    found: dict[str, Sequence[Row]] = {}
+    if "overload" in given.only:
+        async with stack(*options(given)) as running:
+            found["overload"] = await overload(running, prompts, given)
+        print(table({"overload": found["overload"]}), file=sys.stderr, flush=True)
+    if "flood" in given.only:
+        found["flood"] = await flood(prompts, given)
+    return found
+
+
+async def overload(running: Stack, prompts: Prompts, given: argparse.Namespace) -> list[Row]:
+    """The best that it can do, then `times` as much, then whether all is as before."""
+    best_s, over_s = (12.0, 20.0) if given.short else (60.0, 300.0)
+    await Asker(running, prompts, _SHAPE).closed(given.streams, best_s / 2)  # warm
+    seen = await Asker(running, prompts, _SHAPE, seed=1).closed(given.streams, best_s)
+    best = goodput(seen, best_s, _SHAPE.deadline_s)
+    rate = best / _SHAPE.new_tokens
+    usual_s = percentile([one.end_s - one.due_s for one in seen if one.ok], 50)
+    normal_s = percentile(ttfts(seen), 99)
+    shape = replace(_SHAPE, deadline_s=max(2 * usual_s, 2.0))
+    sampler, samples = _sample(running)
+    over = await Asker(running, prompts, shape, seed=2).open(given.times * rate, over_s)
+    await cancelled(sampler)
+    probes = await _probes(Asker(running, prompts, shape, seed=3), over, over_s)
+    return [
+        *overload_rows(best, over, over_s, shape.deadline_s, given.times),
+        memory_row(samples),
+        recovery_row(probes, normal_s),
+    ]
+
+
+async def _probes(asker: Asker, over: Sequence[Observation], over_s: float) -> list[Observation]:
+    """`open` returns with the last answer, which may be later than the last arrival: the probes' clock begins there."""
+    passed_s = max(0.0, max(one.end_s for one in over) - over_s)
+    moments = [_PROBE_S * number for number in range(int(2 * RECOVERED_S / _PROBE_S))]
+    probes = await asker.at(moments)
+    for one in probes:
+        one.due_s, one.chunks_s = one.due_s + passed_s, [moment + passed_s for moment in one.chunks_s]
+    return probes
+
+
+def _sample(running: Stack) -> tuple[asyncio.Task[None], list[dict[str, int]]]:
+    samples: list[dict[str, int]] = []
+
+    async def sample() -> None:
+        while True:
+            samples.append({name: resident_bytes(pid) for name, pid in running.pids().items()})
+            await asyncio.sleep(_SAMPLE_S)
+
+    return asyncio.create_task(sample()), samples
+
+
+async def flood(prompts: Prompts, given: argparse.Namespace) -> list[Row]:
+    """A quiet tenant alone and beside a flood, in turns, on workers that read what they answer: how steps are shared is
+    theirs alone, while processes of their own would share the machine's cores."""
+    with tempfile.TemporaryDirectory(prefix="pdbus-load-") as folder:
+        keys = Path(folder) / "keys.json"
+        quiet, other = (keyfile.add(keys, tenant).text for tenant in ("quiet", "flood"))
+        up = (*options(given), "--colocated")
+        async with stack(*up, env={"PDBUS_KEYS_FILE": str(keys)}) as running:
+            return await _in_turns(running, prompts, given, quiet, other)
+
+
+async def _in_turns(running: Stack, prompts: Prompts, given: argparse.Namespace, quiet: str, other: str) -> list[Row]:
+    turn_s, rounds = (8.0, 1) if given.short else (30.0, given.rounds)
+    alone: list[Observation] = []
+    flooded: list[Observation] = []
+    await Asker(running, prompts, _QUIET, quiet).closed(_QUIET_STREAMS, turn_s / 2)  # warm
+    chunk = await Asker(running, prompts, Shape(_CHUNK_TOKENS, 1), quiet, 9).closed(1, 3.0)
+    chunk_s = percentile(ttfts(chunk), 50)
+    for number in range(rounds):
+        alone += await Asker(running, prompts, _QUIET, quiet, 10 + number).closed(_QUIET_STREAMS, turn_s)
+        flooding = asyncio.create_task(
+            Asker(running, prompts, _FLOOD, other, 100 + number).closed(_FLOOD_STREAMS, turn_s * (1 + RAMP))
+        )
+        begun = time.perf_counter()
+        await asyncio.sleep(RAMP * turn_s)
+        flooded += await Asker(running, prompts, _QUIET, quiet, 50 + number).closed(_QUIET_STREAMS, turn_s)
+        print(f"round {number + 1}: {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
+        await flooding
+    return flood_rows(alone, flooded, chunk_s)

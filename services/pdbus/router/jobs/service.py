@@ -1,0 +1,88 @@
+"""The jobs of a router: how their parts hang together, begin and end."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Self
+
+from aiohttp import web
+
+from pdbus.bus.bus import Bus
+from pdbus.context import Deadline
+from pdbus.router.embeddings import Embeddings
+from pdbus.router.frontend import Frontend
+from pdbus.router.identity import Identities
+from pdbus.router.jobs.batch_log import BatchLog
+from pdbus.router.jobs.batch_run import BatchWorker
+from pdbus.router.jobs.batches import Batches
+from pdbus.router.jobs.execute import Executor
+from pdbus.router.jobs.files import FileStore
+from pdbus.router.jobs.handlers import JobHandlers
+from pdbus.router.jobs.http_files import HttpFiles
+from pdbus.router.jobs.http_jobs import HttpJobs
+from pdbus.router.jobs.job_log import JobLog
+from pdbus.router.jobs.progress import Progress
+from pdbus.router.jobs.room import JobRoom
+from pdbus.router.jobs.told import Jobs
+from pdbus.router.jobs.worker import JobWorker, Takers
+from pdbus.router.quotas import Quotas
+from pdbus.subjects import BATCH_JOBS, JOBS
+
+_AT_ONCE = 16
+"""Jobs that one router takes from the queue at once; how many of them run, the room says."""
+_BATCHES_AT_ONCE = 4
+
+
+class JobService:
+    """Takes jobs from the queue and serves whoever asks for them, while it is entered. Needs a bus with logs."""
+
+    def __init__(
+        self, bus: Bus, frontend: Frontend, embeddings: Embeddings, identities: Identities, quotas: Quotas, slots: int
+    ) -> None:
+        """`slots`: of the router's admission."""
+        model = frontend.models.model
+        self._bus, self._model = bus, model
+        room = JobRoom(frontend.admission, slots)
+        self.executor = executor = Executor(frontend, embeddings, identities, room)
+        jobs = JobLog(bus.logs, model)
+        self._progress = Progress(bus)
+        self.jobs = Jobs(jobs, executor, self._progress, quotas)
+        self._handlers = JobHandlers(self.jobs, identities)
+        worker = JobWorker(jobs, executor, self._progress)
+        self._takers = Takers(bus.logs, JOBS(model=model), worker.work, room.free, _AT_ONCE)
+        batches, files = BatchLog(bus.logs, model), FileStore(bus.logs)
+        batch_worker = BatchWorker(batches, files, executor, self._progress)
+        self._batch_takers = Takers(bus.logs, BATCH_JOBS(model=model), batch_worker.work, room.free, _BATCHES_AT_ONCE)
+        self.batches = Batches(batches, files, self._progress, quotas)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._progress)
+            self._served = await self._handlers.serve(self._bus, self._model, stack)
+            await stack.enter_async_context(self._takers)
+            await stack.enter_async_context(self._batch_takers)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Of jobs, batches and files over HTTP."""
+        return [*HttpJobs(self.jobs, self.batches).routes(), *HttpFiles(self.batches).routes()]
+
+    @property
+    def busy(self) -> int:
+        """Messages that are at work."""
+        return self._takers.busy + self._batch_takers.busy
+
+    async def stop_intake(self) -> None:
+        for registration in self._served:
+            await registration.stop()
+        await self._takers.stop()
+        await self._batch_takers.stop(at_work_too=True)  # a batch may go on for a day: elsewhere, line by line
+
+    async def drain(self, deadline: Deadline) -> None:
+        """After `stop_intake`: what is at work ends, or goes back to the queue when the deadline passes."""
+        await self._takers.drain(deadline)

@@ -1,0 +1,106 @@
+"""How tenants share one worker: who is admitted and read first, whose answers are in a step, who gives way. Pure.
+
+A tenant weighs what it asked for lately: the tokens that were computed for it, fading with a half-life, and those of
+its prompts that are yet to be read. Among equal priorities the lightest tenant goes first, with all that it needs: so
+what a flood brings waits behind everybody else, who waits for no more than the chunk under way. Who goes on asking gets
+heavier; and every eighth turn is in the order of arrival, so that nobody starves.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Many
+from itertools import groupby
+
+from pdbus.engine.sequence import Sequence
+
+HALF_LIFE_S = 10.0
+ANSWER_TOKEN = 4.0
+"""What a token of an answer weighs, in tokens of a prompt."""
+_IN_ORDER_EVERY = 8
+
+
+def tenant_of(sequence: Sequence) -> str:
+    return sequence.ticket.tenant
+
+
+class Tenants:
+    """Of one scheduler. `slots`: sequences in steps at once."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._done: dict[str, float] = {}
+        self._at_s = 0.0
+        self._weights: Counter[str] = Counter()
+        self._in_order = False
+
+    def look(self, sequences: Iterable[Sequence], turn: int, now_s: float) -> None:
+        """A turn begins, with these."""
+        left, self._at_s = 0.5 ** (max(now_s - self._at_s, 0.0) / HALF_LIFE_S), now_s
+        self._done = {tenant: done * left for tenant, done in self._done.items() if done * left > 1}
+        self._weights = Counter(self._done)
+        for one in sequences:
+            self._weights[tenant_of(one)] += one.remaining if one.remaining > 1 else 0
+        self._in_order = turn % _IN_ORDER_EVERY == 0
+
+    def computed(self, sequence: Sequence, tokens: int) -> None:
+        tenant = tenant_of(sequence)
+        self._done[tenant] = self._done.get(tenant, 0.0) + (tokens if tokens > 1 else ANSWER_TOKEN)
+
+    def first(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """In the order in which they should be seen to; as they come where nothing tells them apart."""
+        return list(sequences) if self._in_order else sorted(sequences, key=self._rank)
+
+    def grouped(self, sequences: Iterable[Sequence]) -> Iterator[list[Sequence]]:
+        """The same, those of one tenant and priority together; each group is seen to before the next."""
+        for _, group in groupby(self.first(sequences), lambda one: self._in_order or self._rank(one)):
+            yield list(group)
+
+    def may_start(self, sequence: Sequence, running: Many[Sequence]) -> bool:
+        """There is a slot; or its tenant has less than its share of them."""
+        if len(running) < self._slots:
+            return True
+        held = Counter(map(tenant_of, running))
+        tenant = tenant_of(sequence)
+        return held[tenant] * len(held.keys() | {tenant}) < self._slots
+
+    def no_heavier(self, group: Many[Sequence], answers: Iterable[Sequence]) -> int:
+        """How many of the answers are to be spared by prompts of this group: those of its own tenants and of lighter
+        ones."""
+        own = {tenant_of(one) for one in group}
+        most = max(self._weights[tenant] for tenant in own)
+        return sum(tenant_of(one) in own or self._weights[tenant_of(one)] <= most for one in answers)
+
+    def in_step(self, answers: list[Sequence], most: int) -> list[Sequence]:
+        """At most so many of them where they are of several tenants: each tenant's share, those first that were left
+        out longest. One tenant's answers slow nobody else down."""
+        by_tenant: dict[str, list[Sequence]] = {}
+        for one in answers:
+            by_tenant.setdefault(tenant_of(one), []).append(one)
+        if len(by_tenant) < 2 or len(answers) <= most:
+            return answers
+        chosen: list[Sequence] = []
+        for number, own in enumerate(sorted(by_tenant.values(), key=len)):
+            share = max((most - len(chosen)) // (len(by_tenant) - number), 1)
+            chosen += sorted(own, key=lambda one: one.served)[:share]
+        return chosen
+
+    def gives_way(self, able: Many[Sequence]) -> Sequence:
+        """The youngest of the tenant whose answers hold most pages; `able`: in order of admission, at least one."""
+        held: Counter[str] = Counter()
+        for one in able:
+            held[tenant_of(one)] += len(one.hold.pages)
+        most = max(held.values())
+        return next(one for one in reversed(able) if held[tenant_of(one)] == most)
+
+    def below_share(self, tenant: str, wanted: int, pages: int, sequences: Many[Sequence]) -> bool:
+        """With so many more pages it has no more than its part of all of them, and others are there to take from."""
+        held = {tenant: wanted}
+        for one in sequences:
+            held[tenant_of(one)] = held.get(tenant_of(one), 0) + len(one.hold.pages)
+        return len(held) > 1 and held[tenant] * len(held) <= pages
+
+    def _rank(self, sequence: Sequence) -> tuple[int, float, str]:
+        tenant = tenant_of(sequence)
+        return -sequence.ticket.priority, self._weights[tenant], tenant

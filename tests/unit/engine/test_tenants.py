@@ -1,0 +1,180 @@
+"""One tenant's flood: another waits for the chunk under way, keeps its pace and its pages; and nobody starves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdbus.engine.pace import STEP_S
+from pdbus.engine.scheduler import Limits, Scheduler
+from pdbus.engine.sequence import Sequence
+from pdbus.kv.pages import PageTable
+from tests.support.sequences import sequence
+from tests.unit.engine.test_preemption import Shelf
+
+PAGE = 4
+CHUNK = 64
+TOKEN_S, ROW_S, STEP_FIXED_S = 1e-3, 2e-3, 5e-3
+
+
+def scheduler(pages: int = 4000, running: int = 8, shelf: Shelf | None = None) -> Scheduler:
+    return Scheduler(PageTable(pages), Limits(PAGE, CHUNK, running), shelf)
+
+
+class Clock:
+    """Turns that take as long as what they compute."""
+
+    def __init__(self, plan: Scheduler) -> None:
+        self.plan, self.now_s = plan, 0.0
+        self.first_s: dict[Sequence, float] = {}
+        self.told: dict[Sequence, list[float]] = {}
+        self.asked_s: dict[Sequence, float] = {}
+
+    def ask(self, tenant: str, tokens: int, most: int = 1, priority: int = 5) -> Sequence:
+        one = sequence(self.plan.pages, [1] * tokens, most)
+        one.ticket = replace(one.ticket, tenant=tenant, priority=priority)
+        self.plan.add(one)
+        self.asked_s[one] = self.now_s
+        return one
+
+    def step(self) -> list[Sequence]:
+        turn = self.plan.turn(self.now_s)
+        chunks = [chunk for group in turn.groups for chunk in group]
+        sizes = [chunk.tokens for chunk in chunks]
+        prompts = sum(size for size in sizes if size > 1)
+        taken_s = STEP_FIXED_S + ROW_S * sizes.count(1) + TOKEN_S * prompts
+        self.now_s += taken_s
+        for chunk in chunks:
+            last, one = chunk.last, chunk.sequence
+            self.plan.computed(chunk)
+            if last:
+                self.told.setdefault(one, []).append(self.now_s)
+                self.first_s.setdefault(one, self.now_s - self.asked_s[one])
+                if one.append(7):
+                    self.plan.remove(one)
+                    one.hold.release()
+        self.plan.took(turn, taken_s)
+        return [chunk.sequence for chunk in chunks]
+
+    def until_first(self, one: Sequence) -> float:
+        for _ in range(2000):
+            self.step()
+            if one in self.first_s:
+                return self.first_s[one]
+        raise AssertionError("it never came")
+
+    def gaps(self, one: Sequence) -> list[float]:
+        times = self.told[one]
+        return [later - earlier for earlier, later in pairwise(times)]
+
+
+CHUNK_S = STEP_FIXED_S + CHUNK * TOKEN_S
+
+
+@pytest.mark.parametrize("tokens", [10, 100, 300])
+@pytest.mark.parametrize("running", [4, 64])
+def test_a_flood_of_long_prompts_delays_another_s_first_token_by_one_chunk(tokens: int, running: int) -> None:
+    alone = Clock(scheduler())
+    alone_s = alone.until_first(alone.ask("quiet", tokens))
+    clock = Clock(scheduler(running=running))
+    for _ in range(60):
+        clock.ask("flood", 200)
+    for _ in range(9):
+        clock.step()
+    assert (
+        clock.until_first(clock.ask("quiet", tokens)) <= alone_s + 2 * CHUNK_S
+    )  # one under way, one in eight in order
+
+
+def test_a_flood_of_answers_delays_another_s_first_token_no_more() -> None:
+    alone = Clock(scheduler())
+    alone_s = alone.until_first(alone.ask("quiet", 300))
+    clock = Clock(scheduler(running=16))
+    for _ in range(16):
+        clock.ask("flood", 5, 500)
+    for _ in range(60):
+        clock.step()
+    rows_s = 16 * ROW_S
+    chunks = -(-300 // CHUNK)
+    assert clock.until_first(clock.ask("quiet", 300)) <= alone_s + CHUNK_S + chunks * rows_s
+
+
+def test_answers_of_one_tenant_keep_their_pace_beside_another_s() -> None:
+    clock = Clock(scheduler(running=64))
+    quiet = [clock.ask("quiet", 5, 400) for _ in range(4)]
+    for _ in range(20):
+        clock.step()
+    flood = [clock.ask("flood", 5, 300) for _ in range(60)]
+    for _ in range(150):
+        clock.step()
+    for one in quiet:
+        late = sorted(clock.gaps(one)[100:])
+        assert late[int(len(late) * 0.99)] <= 1.25 * STEP_S
+    assert all(len(clock.told[one]) > 20 for one in flood)  # each in its turn
+
+
+def test_one_tenant_alone_has_all_of_every_step() -> None:
+    clock = Clock(scheduler(running=64))
+    ones = [clock.ask("only", 5, 400) for _ in range(60)]
+    for _ in range(40):
+        clock.step()
+    assert set(clock.step()) == set(ones)
+
+
+def test_a_tenant_with_nothing_at_work_needs_no_free_slot() -> None:
+    plan = scheduler(running=4)
+    clock = Clock(plan)
+    for _ in range(10):
+        clock.ask("flood", 5, 900)
+    clock.step()
+    assert len(plan.running) == 4
+    quiet = [clock.ask("quiet", 5, 900) for _ in range(4)]
+    clock.step()
+    assert [one in plan.running for one in quiet] == [True, True, False, False]  # half of the slots are its share
+
+
+def test_the_higher_priority_is_read_first() -> None:
+    clock = Clock(scheduler(running=64))
+    low = [clock.ask("a", 200) for _ in range(5)]
+    high = clock.ask("a", 200, priority=9)
+    clock.until_first(high)
+    assert not any(one in clock.first_s for one in low)
+
+
+def test_where_pages_run_out_the_tenant_that_holds_most_gives_way_to_one_below_its_share() -> None:
+    plan = scheduler(pages=20, shelf=Shelf())
+    clock = Clock(plan)
+    flood = [clock.ask("flood", 15, 400) for _ in range(4)]
+    clock.step()
+    quiet = clock.ask("quiet", 15, 4)
+    clock.until_first(quiet)
+    assert plan.preempted == flood[-1:]
+    while quiet in plan.running:
+        clock.step()
+    assert all(one not in plan.preempted for one in flood[:2])
+
+
+asked = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(1, 60), st.integers(1, 12), st.integers(0, 9)),
+    min_size=1,
+    max_size=20,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(asked, st.integers(20, 60), st.integers(1, 4))
+def test_everything_ends_whoever_asked(wanted: list[tuple[str, int, int, int]], pages: int, running: int) -> None:
+    shelf = Shelf()
+    clock = Clock(scheduler(pages, running, shelf))
+    ones = [clock.ask(tenant, tokens, most, priority) for tenant, tokens, most, priority in wanted]
+    for _ in range(1500):
+        if not clock.plan.all:
+            break
+        clock.step()
+        clock.plan.pages.check([one.hold for one in clock.plan.running])
+    assert (clock.plan.all, clock.plan.pages.used, shelf.kept) == ([], 0, {})
+    assert all(len(clock.told[one]) == one.ticket.max_tokens for one in ones)
