@@ -24,7 +24,7 @@ from pdbus.context import Deadline
 from tests.support.cable import cable
 from tests.support.stack import Stack, running_stack
 
-STREAMS, TOKENS, AFTER = 4, 1200, 60
+STREAMS, TOKENS, AFTER = 4, 700, 60
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -164,7 +164,7 @@ async def test_prompts_of_a_prefill_worker_that_dies_or_hangs_are_read_elsewhere
 
 async def test_a_worker_is_drained_by_command_while_its_streams_go_on(stack: Stack) -> None:
     async with client(stack) as (http, fleet):
-        asked = bodies(stack, "drain")
+        asked = bodies(stack, "drain", tokens=1600)  # the command takes a second to start
         expected = await undisturbed(http, stack, asked)
         before = {card.id: card.incarnation for card in fleet.live("decode")}
         seen = [Observation(0.0) for _ in asked]
@@ -186,7 +186,7 @@ async def test_a_worker_is_drained_by_command_while_its_streams_go_on(stack: Sta
 
 async def test_a_rolling_restart_under_load_breaks_no_stream(stack: Stack) -> None:
     async with client(stack) as (http, fleet):
-        asked = bodies(stack, "rolling", 3, 600)
+        asked = bodies(stack, "rolling", 3, 400)
         expected = await undisturbed(http, stack, asked)
         over = False
 

@@ -104,7 +104,7 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
 
     def held(self) -> dict[str, int]:
         swapped = self._swap.used_slots if self._swap else 0
-        return super().held() | {"leases": len(self.leases), "swapped_pages": swapped}
+        return super().held() | {"leases": len(self.leases), "guests": len(self.guests), "swapped_pages": swapped}
 
     def kept(self) -> dict[str, int]:
         return super().kept() | {"pages_to_write": self.l2.to_write}

@@ -56,7 +56,7 @@ class WriteBack:
     @property
     def waiting(self) -> int:
         """Pages to be written yet."""
-        return len(self._hot) + len(self._cold)
+        return len(self._hot) + len(self._snapshots) + len(self._cold)
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._write_all())
