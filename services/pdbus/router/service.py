@@ -37,8 +37,6 @@ class RouterService(Service[RouterSettings]):
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             bus, settings = self.bus, self.settings
-            if bus.durable:
-                await bus.logs.ensure()
             fleet = await stack.enter_async_context(Fleet(bus))
             follower = await stack.enter_async_context(HistoryFollower(bus, settings.model))
             reader = BlockReader(bus, settings.model, follower)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from contextlib import AsyncExitStack
 from typing import Self
 
@@ -9,6 +11,7 @@ from aiohttp import web
 
 from pdbus.bus.bus import Bus
 from pdbus.context import Deadline
+from pdbus.errors import PdbusError
 from pdbus.router.embeddings import Embeddings
 from pdbus.router.frontend import Frontend
 from pdbus.router.identity import Identities
@@ -27,6 +30,9 @@ from pdbus.router.jobs.told import Jobs
 from pdbus.router.jobs.worker import JobWorker, Takers
 from pdbus.router.quotas import Quotas
 from pdbus.subjects import BATCH_JOBS, JOBS
+from pdbus.tasks import cancelled
+
+log = logging.getLogger(__name__)
 
 _AT_ONCE = 16
 """Jobs that one router takes from the queue at once; how many of them run, the room says."""
@@ -42,17 +48,19 @@ class JobService:
         """`slots`: of the router's admission."""
         model = frontend.models.model
         self._bus, self._model = bus, model
-        room = JobRoom(frontend.admission, slots)
+        self._room = room = JobRoom(frontend.admission, slots)
+        self._streams = asyncio.Event()
+        """The streams are there: a router starts, and serves, before that."""
         self.executor = executor = Executor(frontend, embeddings, identities, room)
         jobs = JobLog(bus.logs, model)
         self._progress = Progress(bus)
         self.jobs = Jobs(jobs, executor, self._progress, quotas)
         self._handlers = JobHandlers(self.jobs, identities)
         worker = JobWorker(jobs, executor, self._progress)
-        self._takers = Takers(bus.logs, JOBS(model=model), worker.work, room.free, _AT_ONCE)
+        self._takers = Takers(bus.logs, JOBS(model=model), worker.work, self._free, _AT_ONCE)
         batches, files = BatchLog(bus.logs, model), FileStore(bus.logs)
         batch_worker = BatchWorker(batches, files, executor, self._progress)
-        self._batch_takers = Takers(bus.logs, BATCH_JOBS(model=model), batch_worker.work, room.free, _BATCHES_AT_ONCE)
+        self._batch_takers = Takers(bus.logs, BATCH_JOBS(model=model), batch_worker.work, self._free, _BATCHES_AT_ONCE)
         self.batches = Batches(batches, files, self._progress, quotas)
         self._stack = AsyncExitStack()
 
@@ -60,6 +68,7 @@ class JobService:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._progress)
             self._served = await self._handlers.serve(self._bus, self._model, stack)
+            stack.push_async_callback(cancelled, asyncio.create_task(self._ensure()))
             await stack.enter_async_context(self._takers)
             await stack.enter_async_context(self._batch_takers)
             self._stack = stack.pop_all()
@@ -67,6 +76,18 @@ class JobService:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    async def _ensure(self) -> None:
+        while not self._streams.is_set():
+            try:
+                await self._bus.logs.ensure()
+                self._streams.set()
+            except PdbusError as error:  # after a minute
+                log.warning("no job is taken before the streams are there: %s", error.message)
+
+    async def _free(self) -> None:
+        await self._streams.wait()
+        await self._room.free()
 
     def routes(self) -> list[web.RouteDef]:
         """Of jobs, batches and files over HTTP."""
