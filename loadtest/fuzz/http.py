@@ -36,14 +36,22 @@ _HEADERS = {
     "If-None-Match": ("*",),
 }  # fmt: skip
 _OWN: dict[str, tuple[Any, ...]] = {
-    "model": (MODEL, MODEL, MODEL, f"{MODEL}@stable", f"{MODEL}@none", "other"),
-    "max_tokens": (1, 2, 8, 0, None),
-    "max_completion_tokens": (1, 2, None),
-    "n": (1, 1, 2, 33),
-    "best_of": (1, 2, None),
-    "timeout": (0.001, 1, 5, None),
+    "model": (MODEL, MODEL, MODEL, MODEL, MODEL, f"{MODEL}@stable", f"{MODEL}@none", "other"),
+    "max_tokens": (1, 2, 8),
+    "max_completion_tokens": (None,),
+    "n": (1, 1, 2, None),
+    "best_of": (1, None),
+    "timeout": (1, 5, 30, None),
+    "tool_calls": ([], None),
+    "stream_options": (None,),
+    "top_logprobs": (None,),
+    "suffix": ("", None),
+    "min_tokens": (0, None),
+    "stop_token_ids": ([1, 2], [], None),
+    "logit_bias": ({"5": 1.0}, {}, None),
+    "prompt": ("x", ["x", "y"], [1, 2, 3], [[1], [2]], "a longer prompt " * 20),
     "role": ("user", "assistant", "system", "developer"),
-    "content": ("x", "", None, [{"type": "text", "text": "x"}]),
+    "content": ("x", "", "ä😀", [{"type": "text", "text": "x"}]),
     "stream": (True, False, None),
     "tools": ([], None),
 }
@@ -101,7 +109,7 @@ class Http:
         path = path.replace("{name}", quote(text(rng), safe="") or "x")
         body = self._body(rng, schema) if schema else (b"" if rng.random() < 0.8 else b"{}")
         headers = {"Content-Type": "application/json"}
-        for name in rng.sample(list(_HEADERS), rng.choice((0, 0, 1, 2, 4))):
+        for name in rng.sample(list(_HEADERS), rng.choice((0, 0, 0, 1, 2, 4))):
             headers[name] = rng.choice(_HEADERS[name])
         if headers.get("Content-Encoding") == "gzip" and rng.random() < 0.8:
             body = gzip.compress(body, 1)
@@ -132,7 +140,7 @@ class Http:
         value = self._schemas.of(rng, schema)
         if "prompt" in value or "messages" in value:
             value.setdefault("max_tokens", rng.choice((1, 2, 8)))  # to the end of the context takes long
-        for _ in range(rng.choice((0, 0, 0, 1, 2))):
+        for _ in range(rng.choice((0, 0, 0, 0, 0, 1, 2))):
             value = spoiled(rng, value, lambda r: nested(r) if r.random() < 0.05 else tree(r, False, 2))
         whole = json.dumps(value).encode()
         return damaged(rng, whole) if rng.random() < 0.15 else whole

@@ -75,14 +75,14 @@ def _string(rng: Random, schema: Mapping[str, Any]) -> str:
     low, high = schema.get("minLength", 0), min(schema.get("maxLength", 20_000), 20_000)
     if rng.random() < 0.05:
         return "x" * rng.choice((low, max(low - 1, 0), high, high + 1))
-    return _SURROGATE if rng.random() < 0.02 else text(rng) or "x" * low
+    return _SURROGATE if rng.random() < 0.01 else text(rng) or "x" * low
 
 
 def _bounded(rng: Random, schema: Mapping[str, Any], *, whole: bool) -> Any:
     low = schema.get("minimum", schema.get("exclusiveMinimum", -(1 << 62)))
     high = schema.get("maximum", schema.get("exclusiveMaximum", 1 << 62))
     if rng.random() < 0.2:
-        return rng.choice((low, high, low - 1, high + 1))
+        return rng.choice((low, high, low, high, low - 1, high + 1))
     if whole:
         return rng.randint(int(low), min(int(high), int(low) + 20))
     return rng.uniform(low, high) if high - low < 1e9 else rng.uniform(-1, 1)

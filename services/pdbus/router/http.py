@@ -82,14 +82,14 @@ async def serve_http(
     Raises OSError where the address can't be had, InvalidRequest for a certificate that can't be used."""
     host, port, tls = settings.http_host, settings.http_port, _tls(settings.http_cert, settings.http_key)
     app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_errors, _identified(identities)])
-    app.add_routes(
-        [
-            web.post("/v1/chat/completions", _generate(frontend, "chat.completions")),
-            web.post("/v1/completions", _generate(frontend, "completions")),
-            web.post("/v1/embeddings", embeddings),
-            *more,
-        ]
-    )
+    routes = [
+        web.post("/v1/chat/completions", _generate(frontend, "chat.completions")),
+        web.post("/v1/completions", _generate(frontend, "completions")),
+        web.post("/v1/embeddings", embeddings),
+        *more,
+    ]
+    expecting = {"expect_handler": _expected}
+    app.add_routes([web.RouteDef(it.method, it.path, it.handler, {**it.kwargs, **expecting}) for it in routes])
     # A handler is cancelled as soon as its client is gone: so everything it holds is freed everywhere.
     runner = web.AppRunner(
         app,
@@ -114,7 +114,7 @@ async def serve_http(
 def _of_ours(record: logging.LogRecord) -> bool:
     """Not what a client did wrong: anybody could fill the log with it, and its headers, a key among them, are in it."""
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError | ConnectionError)
+    return not isinstance(error, HttpProcessingError | ConnectionError | UnicodeError)
 
 
 def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
@@ -139,6 +139,14 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.close()
         raise
     return listening
+
+
+async def _expected(http: web.Request) -> None:
+    """As aiohttp's own, which fails where it repeats a header that is no text."""
+    if http.headers.get("Expect", "").lower() != "100-continue":
+        raise web.HTTPExpectationFailed(text="the header Expect may say 100-continue and nothing else")
+    await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    http.writer.output_size = 0
 
 
 def _generate(frontend: Frontend, endpoint: Endpoint) -> Handler:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import time
@@ -99,6 +100,22 @@ async def test_a_header_that_is_too_long(r: Rig, name: str) -> None:
 async def test_a_head_that_is_too_long(r: Rig) -> None:
     status, _ = await post(r, COMPLETIONS, GOOD, **{f"X-{number}": "x" * 7000 for number in range(200)})
     assert 400 <= status < 500
+
+
+async def test_a_wrong_value_is_not_repeated_at_length(r: Rig) -> None:
+    status, answer = await post(r, CHAT, _chat(service_tier="x" * 100_000))
+    assert (status, answer["error"]["param"]) == (400, "service_tier")
+    assert len(answer["error"]["message"]) < 500
+
+
+@pytest.mark.parametrize("value", ["200-ok", "\ud800", "x" * 2000])
+async def test_what_else_than_to_continue_is_expected(r: Rig, value: str) -> None:
+    reader, writer = await asyncio.open_connection(*r.url.removeprefix("http://").split(":"))
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nExpect: {value}\r\nContent-Length: 0\r\n\r\n"
+    writer.write(head.encode("utf-8", "surrogatepass"))
+    told = (await reader.readuntil(b"\r\n\r\n")).decode()
+    assert " 417 " in told.splitlines()[0]
+    writer.close()
 
 
 @pytest.mark.parametrize(("name", "value"), [
