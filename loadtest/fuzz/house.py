@@ -71,8 +71,9 @@ def _holds(service: Service[Any]) -> bool:
 def _services(folder: Path, checkpoint: Path, nats_url: str) -> list[tuple[type[Service[Any]], Any]]:
     common: dict[str, Any] = {"nats_url": nats_url, "model": MODEL}
     engine = common | {"engine": "torch", "precision": "fp32", "kv_dtype": "fp32", "kv_bytes": 8 << 20, "threads": 1}
-    params, disk = {"data": folder / "params", "checkpoint": str(checkpoint)}, {"data": folder / "cache"}
-    swap = {"data": folder / "decode", "swap_bytes": 1 << 20}
+    params: dict[str, Any] = {"data": folder / "params", "checkpoint": str(checkpoint)}
+    disk: dict[str, Any] = {"data": folder / "cache"}
+    swap: dict[str, Any] = {"data": folder / "decode", "swap_bytes": 1 << 20}
     return [
         (ParamServerService, ParamServerSettings(id="param-server-1", **params, **common)),
         (CacheService, CacheSettings(id="cache-1", cache_bytes=64 << 20, disk_bytes=16 << 20, **disk, **common)),

@@ -141,9 +141,9 @@ class Subjects:
 def _message(subject: Subject) -> type[Any] | None:
     match subject:
         case Rpc() | StreamRpc():
-            return subject.request  # type: ignore[no-any-return]
+            return subject.request
         case Event() | Log() | Work():
-            return subject.message  # type: ignore[no-any-return]
+            return subject.message
         case Bulk():
             return None
     raise TypeError(f"{subject!r} is of no known kind")
