@@ -75,7 +75,7 @@ def _string(rng: Random, schema: Mapping[str, Any]) -> str:
     low, high = schema.get("minLength", 0), min(schema.get("maxLength", 20_000), 20_000)
     if rng.random() < 0.05:
         return "x" * int(rng.choice((low, max(low - 1, 0), high, high + 1)))
-    return _SURROGATE if rng.random() < 0.01 else text(rng) or "x" * int(low)
+    return _SURROGATE if rng.random() < 0.01 else str(text(rng)) or "x" * int(low)
 
 
 def _bounded(rng: Random, schema: Mapping[str, Any], *, whole: bool) -> Any:
