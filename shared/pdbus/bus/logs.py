@@ -7,49 +7,28 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.api import StreamConfig
 
 from pdbus.bus.codec import decode, encode
 from pdbus.bus.follower import Follower, Record
 from pdbus.bus.instruments import Instruments
 from pdbus.bus.jetstream import JetStream, Stored, StreamState
 from pdbus.bus.nats import NatsTransport
+from pdbus.bus.stream_configs import stream_configs
 from pdbus.bus.tail import Tail, Take
 from pdbus.bus.work import Job, take
 from pdbus.canonical import content_digest
 from pdbus.context import Deadline, new_id
 from pdbus.errors import Conflict, Forbidden, InvalidRequest, NotFound, Unavailable
-from pdbus.subjects import (
-    ANY,
-    BATCH_JOBS,
-    BATCHES,
-    BRANCH,
-    CHANGELOG,
-    CHECKPOINTS,
-    DELETES,
-    FILES,
-    INVALIDATED,
-    JOBS,
-    RESULTS,
-    ROWS,
-    Log,
-    ToEvent,
-    Work,
-)
+from pdbus.subjects import Log, ToEvent, Work
 
 Q = TypeVar("Q")
 
 APPEND_S = 10.0
 ENSURE_S = 60.0
 RETRY_S = 0.1
-BRANCH_ENTRIES = 32_768
-"""Unsealed, of one branch; the next one is refused."""
 _AHEAD = 16
 """Entries that are asked for at once."""
-_BRANCH_BYTES = 4 << 30
-"""Of all branches together."""
-JOBS_KEPT_S = 48 * 3600
-"""A job runs within a day, and its result is readable for another; what waits for it is never kept longer."""
 
 
 class Logs:
@@ -217,93 +196,6 @@ class Logs:
         if not isinstance(to.subject, Work):
             raise TypeError(f"{to.name} is not a work queue")
         return take(to, to.subject, self._js, self._instruments)
-
-
-def stream_configs() -> list[StreamConfig]:
-    """How each stream is kept."""
-    return [
-        StreamConfig(
-            name=CHANGELOG.stream,
-            subjects=[CHANGELOG.name(model=ANY)],
-            retention=RetentionPolicy.LIMITS,
-            storage=StorageType.FILE,
-            deny_delete=True,
-            deny_purge=True,
-            duplicate_window=600,
-        ),
-        StreamConfig(
-            name=CHECKPOINTS.stream,
-            subjects=[CHECKPOINTS.name(model=ANY)],
-            retention=RetentionPolicy.LIMITS,
-            storage=StorageType.FILE,
-            max_msgs_per_subject=2,
-            duplicate_window=600,
-        ),
-        StreamConfig(
-            name=BRANCH.stream,
-            subjects=[BRANCH.name(model=ANY, branch=ANY)],
-            retention=RetentionPolicy.LIMITS,
-            storage=StorageType.FILE,
-            max_msgs_per_subject=BRANCH_ENTRIES,
-            discard_new_per_subject=True,
-            max_bytes=_BRANCH_BYTES,
-            discard=DiscardPolicy.NEW,  # a push that has no room is refused, and pushes before it stay
-            duplicate_window=600,
-        ),
-        StreamConfig(
-            name=INVALIDATED.stream,
-            subjects=[INVALIDATED.name()],
-            retention=RetentionPolicy.LIMITS,
-            storage=StorageType.FILE,
-            max_age=24 * 3600,  # a cache that was away for longer starts empty
-            duplicate_window=600,
-        ),
-        StreamConfig(
-            name=DELETES.stream,
-            subjects=[DELETES.name(model=ANY)],
-            retention=RetentionPolicy.WORK_QUEUE,
-            storage=StorageType.FILE,
-            max_bytes=64 << 20,
-            discard=DiscardPolicy.NEW,  # a reminder that has no room is an error, never a silent loss
-            duplicate_window=600,
-        ),
-        StreamConfig(
-            name=ROWS.stream,
-            subjects=[ROWS.name(model=ANY, table=ANY)],
-            retention=RetentionPolicy.LIMITS,
-            storage=StorageType.FILE,
-            max_bytes=1 << 30,  # the server sets so much disk aside; some 15 million rows of 16 numbers
-            discard=DiscardPolicy.NEW,  # full, it takes no update before old ones are sealed and purged
-            duplicate_window=120,
-        ),
-        *(
-            StreamConfig(
-                name=queue.stream,
-                subjects=[queue.name(model=ANY)],
-                retention=RetentionPolicy.WORK_QUEUE,
-                storage=StorageType.FILE,
-                max_age=JOBS_KEPT_S,
-                max_bytes=512 << 20,
-                discard=DiscardPolicy.NEW,  # what was accepted stays; more is refused
-                duplicate_window=600,
-            )
-            for queue in (JOBS, BATCH_JOBS)
-        ),
-        *(
-            StreamConfig(
-                name=kept.stream,
-                subjects=[kept.name(**dict.fromkeys(kept.wanted, ANY))],
-                retention=RetentionPolicy.LIMITS,
-                storage=StorageType.FILE,
-                max_age=JOBS_KEPT_S,
-                max_bytes=1 << 30,
-                discard=DiscardPolicy.NEW,  # a result is not given up before its time for a newer one
-                allow_rollup_hdrs=kept is FILES,  # a deleted file's content goes at once
-                duplicate_window=120,
-            )
-            for kept in (RESULTS, BATCHES, FILES)
-        ),
-    ]
 
 
 def _stream(to: ToEvent[Q]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pdbus.bus import logs
+from pdbus.bus import stream_configs
 from pdbus.bus.bus import connect
 from pdbus.client.weights import Weights
 from pdbus.errors import Conflict, InvalidRequest, NotFound, Overloaded
@@ -145,7 +145,7 @@ async def test_a_full_branch_refuses_and_says_so(
     rig: ParamServers, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was sealed, but not purged, makes room by itself."""
-    monkeypatch.setattr(logs, "BRANCH_ENTRIES", 3)
+    monkeypatch.setattr(stream_configs, "BRANCH_ENTRIES", 3)
     await weights._bus.logs.ensure()
     try:
         branch = weights.branch("full")

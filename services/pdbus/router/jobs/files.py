@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from typing import Final
 
-from pdbus.bus.logs import JOBS_KEPT_S
+from pdbus.bus.stream_configs import JOBS_KEPT_S
 from pdbus.context import new_id
 from pdbus.errors import InvalidRequest, NotFound
 from pdbus.messages.jobs import FileEntry, FileMeta
