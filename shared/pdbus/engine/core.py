@@ -1,9 +1,7 @@
 """The engine's thread: turns of the scheduler, one after another, apart from the event loop.
 
 Page table, scheduler and running sequences belong to this thread alone. The event loop reaches them by work that runs
-between two turns, and hears of them by lists of events: one list for a turn, and one for each layer whose KV became
-final in a prompt that is handed over. A list is a few small records, never KV itself; should the loop fall behind by
-`_UNHEARD` of them, the engine waits for it.
+between two turns, and hears of them by lists of events (engine/hearing.py).
 """
 
 from __future__ import annotations
@@ -19,12 +17,13 @@ from typing import Self, TypeVar
 
 from pdbus.engine.arriving import Arriving, Late
 from pdbus.engine.chunks import Chunk, wait_for
+from pdbus.engine.hearing import Hearing
 from pdbus.engine.scheduler import Limits, Scheduler
 from pdbus.engine.sequence import Ended, Event, Produced, Sequence, Started
 from pdbus.engine.step import Abandoned, compute
 from pdbus.engine.swap import Swap
 from pdbus.engine.work import ThreadWork
-from pdbus.errors import Cancelled, PdbusError, Unavailable
+from pdbus.errors import Cancelled, PdbusError
 from pdbus.kv.codec import PagePool
 from pdbus.kv.pages import PageTable
 from pdbus.kv.swap_file import SwapFile
@@ -34,7 +33,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_UNHEARD = 256
 _IDLE_S = 0.2
 """An idle engine looks at its deadlines, and shows that it lives, this often."""
 
@@ -58,18 +56,15 @@ class Core:
         """Counts turns and layers: it stands still only if the thread hangs."""
         self.busy = False
         """The last turn computed something."""
-        self._on_events, self._on_failure = on_events, on_failure
         self._work = ThreadWork()
         keeper = Swap(pool, swap, self._work.wake) if swap else None
         self._scheduler = Scheduler(PageTable(pool.pages), limits, keeper, pool.copy_below)
-        self._unheard = threading.Semaphore(_UNHEARD)
-        self._live: dict[Sequence, asyncio.Future[None]] = {}
-        self._gone = False
-        """The thread has ended: no sequence is computed any more."""
+        self._hearing = Hearing(self._work, on_events, on_failure)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
+        self._hearing.start(self._loop)
         self._thread.start()
         return self
 
@@ -105,7 +100,7 @@ class Core:
     @property
     def live(self) -> int:
         """Sequences that it has not let go of."""
-        return len(self._live)
+        return self._hearing.live
 
     async def call(self, work: Callable[[], T]) -> T:
         """Runs `work` in the engine's thread between two turns, and returns or raises what it does. It is done also
@@ -119,9 +114,7 @@ class Core:
     def submit(self, sequence: Sequence) -> None:
         """Hands the sequence and its hold to the engine. Exactly one `Ended` will tell that it has let go of it. Raises
         Unavailable where the engine has stopped."""
-        if self._gone:
-            raise Unavailable("the engine has stopped")
-        self._live[sequence] = self._loop.create_future()
+        self._hearing.expect(sequence)
         self.post(lambda: self._scheduler.add(sequence))
 
     def resume(self, sequence: Sequence, computed: int) -> None:
@@ -144,8 +137,7 @@ class Core:
 
     async def ended(self, sequence: Sequence) -> None:
         """Returns when the engine has let go of the sequence; at once where it has it no longer."""
-        if sequence in self._live:
-            await asyncio.shield(self._live[sequence])
+        await self._hearing.ended(sequence)
 
     async def discard(self, sequence: Sequence) -> None:
         """Ends the sequence, whatever its state, and frees its pages. Safe to repeat."""
@@ -176,7 +168,7 @@ class Core:
             log.exception("the engine's thread died")
             failure = error
         self._work.end()
-        self._loop.call_soon_threadsafe(self._hear_end, failure)
+        self._loop.call_soon_threadsafe(self._hearing.end, failure)
 
     def _turn(self) -> bool:
         """One turn; whether anything was computed."""
@@ -187,10 +179,10 @@ class Core:
         turn = scheduler.turn(time.monotonic())
         events += [self._end(sequence, error) for sequence, error in turn.failed]
         events += [Started(one, one.computed, one.resumed) for one in turn.started]
-        self._tell(events)
+        self._hearing.tell(events)
         # All passes of a turn are told together: one token frame leaves per turn and router.
         started_s = time.monotonic()
-        self._tell([event for group in turn.groups for event in self._compute(group)])
+        self._hearing.tell([event for group in turn.groups for event in self._compute(group)])
         if turn.groups and not any(chunk.sequence.cancelled for group in turn.groups for chunk in group):
             scheduler.took(turn, time.monotonic() - started_s)
         return bool(turn.groups)
@@ -203,9 +195,11 @@ class Core:
             if self._work.stopping or all(chunk.sequence.cancelled for chunk in group):
                 raise Abandoned
             wait_for(early, layer)
-            self._tell([one.layer_ready(layer) for one in group if one.sequence.handoff and one not in early])
+            self._hearing.tell([one.layer_ready(layer) for one in group if one.sequence.handoff and one not in early])
 
-        self._tell([one.layer_ready(at) for one in group for at in range(one.first_layer) if one.sequence.handoff])
+        self._hearing.tell(
+            [one.layer_ready(at) for one in group for at in range(one.first_layer) if one.sequence.handoff]
+        )
         try:
             # A step of single tokens ends sooner than the wait for Python's lock in each layer might take.
             watched = early or any(chunk.tokens > 1 or chunk.sequence.handoff for chunk in group)
@@ -221,7 +215,7 @@ class Core:
         for chunk in early:  # now that it will not be taken back
             chunk.sequence.arriving = None
             if chunk.sequence.handoff:
-                self._tell([chunk.layer_ready(layer) for layer in range(self.pool.format.layers)])
+                self._hearing.tell([chunk.layer_ready(layer) for layer in range(self.pool.format.layers)])
         for chunk in group:
             self._scheduler.computed(chunk)
         return [event for outcome in outcomes for event in self._events(outcome)]
@@ -237,29 +231,3 @@ class Core:
         if sequence.ready and not sequence.handoff:  # else somebody may still read or write its pages
             sequence.hold.release()
         return Ended(sequence, error)
-
-    def _tell(self, events: list[Event]) -> None:
-        if not events:
-            return
-        while not self._unheard.acquire(timeout=_IDLE_S):
-            if self._work.stopping:
-                return
-        self._loop.call_soon_threadsafe(self._hear, events)
-
-    def _hear_end(self, failure: BaseException | None) -> None:
-        self._gone = True
-        for ended in self._live.values():
-            if not ended.done():
-                ended.set_result(None)
-        self._live.clear()
-        if failure is not None:
-            self._on_failure(failure)
-
-    def _hear(self, events: list[Event]) -> None:
-        self._unheard.release()
-        try:
-            self._on_events(events)
-        finally:
-            for event in events:
-                if isinstance(event, Ended) and (ended := self._live.pop(event.sequence, None)) and not ended.done():
-                    ended.set_result(None)
