@@ -18,8 +18,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pdbus.errors import InvalidRequest
+from pdbus.grants import GRANTS, SOURCE
 from pdbus.nats_access import inbox_of, public_key
-from pdbus.permissions import GRANTS, SOURCE, Permissions, permissions
+from pdbus.permissions import Permissions, permissions
 
 ACCOUNTS = "accounts.conf"
 CLIENT = "client"

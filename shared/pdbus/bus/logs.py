@@ -46,7 +46,7 @@ class Logs:
 
     async def ensure(self) -> None:
         """Creates the streams, or brings existing ones to what is written here. Every service may call it: those that
-        are not permitted to (permissions.py) wait for one that is.
+        are not permitted to (grants.py) wait for one that is.
 
         Raises Forbidden when none came in `ENSURE_S`, and Unavailable when JetStream does not answer for so long; one
         lost answer ends no service's start."""

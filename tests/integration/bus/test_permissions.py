@@ -14,6 +14,7 @@ from pdbus.bus.bus import Bus, connect
 from pdbus.bus.nats import NatsTransport
 from pdbus.context import RequestContext
 from pdbus.errors import Forbidden, InvalidRequest, NotFound, Unauthorized, Unavailable
+from pdbus.grants import GRANTS, SOURCE
 from pdbus.messages.changelog import Abort, LogEntry
 from pdbus.messages.invalidator import DueDelete
 from pdbus.messages.jobs import FileEntry, JobEntry, JobSpec, JobWork
@@ -21,7 +22,6 @@ from pdbus.messages.param_server import Stage
 from pdbus.messages.router import EmbedReply, EmbedRequest, InferReply, InferRequest
 from pdbus.messages.workers import Invalidated
 from pdbus.nats_access import NatsAccess
-from pdbus.permissions import GRANTS, SOURCE
 from pdbus.stack.nats_accounts import seed_path, write_accounts
 from pdbus.subjects import (
     ANY,

@@ -8,8 +8,9 @@ import pytest
 
 from pdbus.bus.bus import connect
 from pdbus.context import Deadline, RequestContext
+from pdbus.grants import GRANTS
 from pdbus.messages.debug import Holdings, HoldingsWanted
-from pdbus.permissions import GRANTS, permissions
+from pdbus.permissions import permissions
 from pdbus.runtime.holdings import serve_holdings
 from pdbus.runtime.service import Service
 from pdbus.settings import Settings

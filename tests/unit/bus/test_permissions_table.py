@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pdbus.bus.memory import matches
-from pdbus.permissions import ANSWERS, GRANTS, LEAVES, SOURCE, Grant, permissions
+from pdbus.grants import GRANTS, SOURCE, Grant
+from pdbus.permissions import ANSWERS, LEAVES, permissions
 from pdbus.subjects import CREDIT, DEBUG, Log, Subject, Work, all_subjects
 
 INBOX = "_INBOX.UABC"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pdbus.permissions import GRANTS
+from pdbus.grants import GRANTS
 from pdbus.stack.cli import parser
 from pdbus.stack.plan import STOP_ORDER
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pdbus.errors import InvalidRequest
+from pdbus.grants import GRANTS, SOURCE
 from pdbus.nats_access import NatsAccess, public_key, shown
-from pdbus.permissions import GRANTS, SOURCE
 from pdbus.stack.cli import main
 from pdbus.stack.nats_accounts import ACCOUNTS, seed_path, write_accounts
 

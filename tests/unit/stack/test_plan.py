@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdbus import keyfile
-from pdbus.permissions import GRANTS
+from pdbus.grants import GRANTS
 from pdbus.stack.folder import Folder
 from pdbus.stack.plan import FEW_CORES, STOP_ORDER, Options, ProcessPlan, layout, processes, resolve_checkpoint
 
