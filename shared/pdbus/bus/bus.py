@@ -14,6 +14,7 @@ from opentelemetry.trace import SpanKind
 
 from pdbus.bus import headers
 from pdbus.bus.bulk import BulkPort
+from pdbus.bus.calls import Calls
 from pdbus.bus.codec import decode, encode
 from pdbus.bus.events import EventHandler, EventRegistration
 from pdbus.bus.inbox import Inbox
@@ -24,9 +25,9 @@ from pdbus.bus.micro import Micro
 from pdbus.bus.nats import NatsTransport
 from pdbus.bus.serving import Handler, Registration, StreamHandler
 from pdbus.bus.streams import Replies
-from pdbus.bus.transport import Raw, Transport
+from pdbus.bus.transport import Transport
 from pdbus.context import RequestContext, new_id
-from pdbus.errors import Corrupt, DeadlineExceeded, Forbidden, InvalidRequest, Unavailable
+from pdbus.errors import Corrupt, Forbidden, InvalidRequest, Unavailable
 from pdbus.nats_access import NatsAccess
 from pdbus.recording import Recorder
 from pdbus.subjects import To, ToEvent
@@ -51,8 +52,7 @@ class Bus:
         self._logs = Logs(control, self.instruments) if isinstance(control, NatsTransport) else None
         self._micro: Micro | None = None
         self._inbox = Inbox(control, self.incarnation)
-        self._waiting: dict[asyncio.Future[Raw], str] = {}
-        """By the subject that was asked."""
+        self._calls = Calls(control, self._inbox)
         self._streams: set[Replies[Any]] = set()
         self._registrations: list[Registration[Any, Any] | EventRegistration[Any]] = []
         control.on_lost(self._on_lost)
@@ -79,7 +79,7 @@ class Bus:
         """Counts of what is under way on it, by name."""
         registrations = [it for it in self._registrations if isinstance(it, Registration)]
         return {
-            "calls": len(self._waiting),
+            "calls": len(self._calls),
             "streams": len(self._streams),
             "serving": sum(registration.running for registration in registrations),
             "bulk_streams": self.bulk.open_streams,
@@ -107,7 +107,7 @@ class Bus:
         started = time.monotonic()
         try:
             with self.instruments.span(SpanKind.CLIENT, "request", to.subject, ctx.request_id):
-                raw = await self._request(to, encode(message), ctx)
+                raw = await self._calls.ask(to.name, encode(message), ctx)
                 error = headers.error_of(raw, to.name)
                 if error:
                     raise error
@@ -119,41 +119,6 @@ class Bus:
             self.instruments.calls.record(
                 time.monotonic() - started, {"messaging.destination.template": to.subject.template}
             )
-
-    async def _request(self, to: To[Q, R], body: bytes, ctx: RequestContext) -> Raw:
-        ctx.deadline.check(f"{to.name} was asked")
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Raw] = loop.create_future()
-
-        def on_reply(raw: Raw) -> None:
-            if not future.done():
-                future.set_result(raw)
-
-        def late() -> None:
-            if not future.done():
-                future.set_exception(DeadlineExceeded(f"{to.name} did not answer in time"))
-
-        # A timer and no timeout scope: that takes eight times as long, and all that is waited for is one future.
-        timer = loop.call_later(max(ctx.deadline.remaining_s, 0.0), late)
-        self._waiting[future] = to.name
-        try:
-            with self._inbox.open(on_reply) as reply:
-                if not self.transport.connected:
-                    await self._connected(to, ctx)
-                self.transport.send(to.name, body, reply=reply, headers=headers.request_headers(ctx))
-                return await future
-        finally:
-            timer.cancel()
-            self._waiting.pop(future, None)
-            if future.done() and not future.cancelled():
-                future.exception()  # it may have failed while send() raised: that one was told
-
-    async def _connected(self, to: To[Q, R], ctx: RequestContext) -> None:
-        try:
-            async with ctx.deadline.timeout():
-                await self.transport.ready()
-        except TimeoutError:
-            raise DeadlineExceeded(f"there was no connection to ask {to.name}") from None
 
     @asynccontextmanager
     async def stream(self, to: To[Q, R], message: Q, ctx: RequestContext) -> AsyncIterator[Replies[R]]:
@@ -167,7 +132,7 @@ class Bus:
         try:
             with self._inbox.open(replies.on_frame) as reply:
                 sent = headers.request_headers(ctx, trace.set_span_in_context(span))
-                await self._connected(to, ctx)
+                await self._calls.connected(to.name, ctx)
                 self.transport.send(to.name, encode(message), reply=reply, headers=sent)
                 yield replies
         except BaseException as error:
@@ -224,17 +189,13 @@ class Bus:
 
     def _on_lost(self) -> None:
         """Replies to what was asked before may never come: who waits learns it now, not at its deadline."""
-        for future in self._waiting:
-            if not future.done():
-                future.set_exception(Unavailable("the connection to NATS broke before the reply"))
+        self._calls.lost()
         for stream in self._streams:
             stream.fail(Unavailable("the connection to NATS broke in mid-stream"))
 
     def _on_refused(self, subject: str) -> None:
         """NATS dropped what was sent there: nobody will answer it. `subject` is in lower case."""
-        for future, asked in self._waiting.items():
-            if asked.lower() == subject and not future.done():
-                future.set_exception(Forbidden(f"NATS does not let this process publish to {asked}"))
+        self._calls.refused(subject)
         for stream in self._streams:
             if stream.name.lower() == subject:
                 stream.fail(Forbidden(f"NATS does not let this process publish to {stream.name}"))
