@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import nats.errors
 
-from pdbus.bus.nats_client import DIAL_S, GuardedClient
+from pdbus.bus.nats_client import GuardedClient
+from pdbus.bus.nats_dial import DIAL_S
 from pdbus.bus.transport import NO_HEADERS, Buffer, Callback
 from pdbus.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
 from pdbus.nats_access import NatsAccess, shown

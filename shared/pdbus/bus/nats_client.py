@@ -17,7 +17,7 @@ bodies sent are copied two to four times     | header line, body parts and line 
 bodies that come are copied five times       | the socket is read straight into a large one (nats_inbound.py)
 a raising error callback ends the read loop  | ours only logs
 a refused request runs into its timeout      | whoever waits for the answer is told `forbidden` at once
-TLS is only used where the server wants it   | where this side wants it, a server without it is refused
+TLS is only used where the server wants it   | where this side wants it, a server without it is refused (nats_dial.py)
 """
 
 from __future__ import annotations
@@ -25,16 +25,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
-import nats.aio.transport
 import nats.errors
 
+from pdbus.bus.nats_dial import DialingClient
 from pdbus.bus.nats_inbound import Inbound, Work
-from pdbus.bus.nats_requests import RequestingClient
-from pdbus.bus.nats_wire import Outbox, publish, read_headers
+from pdbus.bus.nats_wire import publish, read_headers
 from pdbus.bus.transport import NO_HEADERS, Buffer, Callback, Raw
 from pdbus.errors import Unavailable
 
@@ -43,48 +41,18 @@ log = logging.getLogger(__name__)
 PING_EVERY_S = 1.0
 SILENT_PINGS = 3
 BARRIER_S = 10.0
-DIAL_S = 2.0
-READ_BYTES = 1 << 20
 _QUOTED = re.compile(r'"([^" ]+)')
 
 
-class GuardedClient(RequestingClient):
+class GuardedClient(DialingClient):
     """One connection's life. `on_lost` is called once when it ends without `shut()`."""
 
     def __init__(self, on_lost: Callable[[Exception], None], on_refused: Callable[[str], None]) -> None:
         super().__init__()
         self._on_lost = on_lost
         self._on_refused = on_refused
-        self._secure = False
-        self._over = False
         self._callbacks: dict[int, Callback] = {}
-        self._out = Outbox(lambda: self._transport._io_writer)
         self._inbound: Inbound | None = None
-
-    async def dial(
-        self, servers: Sequence[str], name: str, options: Mapping[str, Any], patience_s: float = DIAL_S
-    ) -> None:
-        """Connects to any of `servers`, each tried twice; `options`: of NatsAccess. `patience_s`: for each of a
-        server's answers.
-
-        Raises OSError or nats.errors.Error."""
-        self._secure = "tls" in options
-        try:
-            await self.connect(
-                servers=list(servers),
-                name=name,
-                allow_reconnect=False,
-                max_reconnect_attempts=1,
-                reconnect_time_wait=0.1,
-                connect_timeout=patience_s,
-                error_cb=_note,
-                **options,
-            )
-        except BaseException:
-            self._over = True
-            self._abort()
-            raise
-        self._out.open()
 
     @property
     def alive(self) -> bool:
@@ -168,22 +136,7 @@ class GuardedClient(RequestingClient):
                 waiting.set_exception(Unavailable(f"the connection to NATS broke ({error})"))
                 waiting.exception()  # not everybody looks at it
 
-    def _abort(self) -> None:
-        writer = self._transport and self._transport._io_writer
-        if writer:
-            writer.transport.abort()
-
     # What nats-py calls ----------------------------------------------------------------------------------------------
-
-    async def _connect_to_server(self, s: Any) -> None:
-        self._transport = nats.aio.transport.TcpTransport()
-        await self._transport.connect(s.uri, buffer_size=READ_BYTES, connect_timeout=self.options["connect_timeout"])
-
-    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        if self._secure and initial_connection and not info.get("tls_required"):
-            # nats-py would go on in the clear, and whoever stands in between could have brought that about
-            raise nats.errors.Error("TLS was asked for, and the server does not require it")
-        await super()._process_info(info, initial_connection)
 
     async def _read_loop(self) -> None:
         error, transport = None, self._transport._io_writer.transport
@@ -250,7 +203,3 @@ class GuardedClient(RequestingClient):
     async def _flusher(self) -> None:
         """Nothing to do: writing is the outbox's. nats-py wants a living task of this name."""
         await asyncio.get_running_loop().create_future()
-
-
-async def _note(error: Exception) -> None:
-    log.debug("nats-py: %r", error)
