@@ -32,8 +32,9 @@ from pdbus.model.parts import (
 )
 from pdbus.model.piece_keys import PieceKeys
 from pdbus.model.rotate import rotated
+from pdbus.native.abi import GROUP, LANES
 from pdbus.native.build import NativeUnavailable
-from pdbus.native.library import GROUP, LANES, NativeEngine
+from pdbus.native.library import NativeEngine
 from pdbus.native.pack import PackedLinear
 from pdbus.native.pack_runs import PackedRuns
 from pdbus.native.patch import PatchedLinear

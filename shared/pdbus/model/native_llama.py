@@ -15,7 +15,8 @@ from pdbus.model.batch import Batch, check_streams
 from pdbus.model.config import ModelConfig
 from pdbus.model.native_pool import NativePool
 from pdbus.model.rotate import inner_block
-from pdbus.native.library import BatchStruct, LayerStruct, ModelStruct, NativeEngine, PartStruct, address
+from pdbus.native.abi import BatchStruct, LayerStruct, ModelStruct, PartStruct, address
+from pdbus.native.library import NativeEngine
 from pdbus.native.pack import PackedLinear
 
 Array: TypeAlias = "np.ndarray[Any, Any]"

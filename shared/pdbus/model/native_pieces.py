@@ -9,7 +9,7 @@ import numpy as np
 
 from pdbus.model.native_llama import NativeLayer
 from pdbus.model.shelf import Piece
-from pdbus.native.library import LinearStruct, address
+from pdbus.native.abi import LinearStruct, address
 from pdbus.native.pack import PackedLinear
 
 Array: TypeAlias = "np.ndarray[Any, Any]"

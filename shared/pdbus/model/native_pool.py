@@ -11,7 +11,7 @@ import numpy as np
 from pdbus.kv.codec import Buffer, read_rows, write_rows
 from pdbus.kv.format import NO_STREAMS, PAGE_TOKENS, KvDtype, PageFormat, StreamFormat
 from pdbus.model.hadamard import rotate
-from pdbus.native.library import KvKind, PoolStruct
+from pdbus.native.abi import KvKind, PoolStruct
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 

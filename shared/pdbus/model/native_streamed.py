@@ -30,7 +30,8 @@ from pdbus.model.parts import Rows
 from pdbus.model.residency import Residency, embedded
 from pdbus.model.shelf import Piece
 from pdbus.model.streamed_build import Pieces
-from pdbus.native.library import NativeEngine, PartStruct
+from pdbus.native.abi import PartStruct
+from pdbus.native.library import NativeEngine
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 

@@ -1,122 +1,30 @@
-"""The compiled library as Python sees it: the structures of src/abi.h, and an engine that owns threads and scratch."""
+"""The compiled library as Python sees it: an engine that owns threads and scratch, and takes what abi.py declares."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
-from enum import IntEnum
+from ctypes import POINTER, c_int32, c_void_p
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias
 
 import numpy as np
 
+from pdbus.native.abi import (
+    Array,
+    BatchStruct,
+    LinearStruct,
+    ModelStruct,
+    OnLayer,
+    PartStruct,
+    PoolStruct,
+    address,
+)
 from pdbus.native.build import Level, NativeUnavailable, compiled, levels
 from pdbus.native.cores import Cell
 
-Array: TypeAlias = "np.ndarray[Any, Any]"
-
-LANES = 16
-GROUP = 32
 SPINS = 20_000
 """How often a helper looks for work before it sleeps: some 0.2 ms, longer than any gap within a step."""
-
-
-class Kind(IntEnum):
-    F32, I8, G4, G8 = range(4)
-
-
-class KvKind(IntEnum):
-    F32, F16, I8 = range(3)
-
-
-class LinearStruct(Structure):
-    _fields_ = (
-        ("kind", c_int32),
-        ("outputs", c_int32),
-        ("inputs", c_int32),
-        ("reserved", c_int32),
-        ("weight", c_void_p),
-        ("scale", c_void_p),
-        ("bias", c_void_p),
-    )
-
-
-class LayerStruct(Structure):
-    _fields_ = (
-        ("input_norm", c_void_p),
-        ("qkv", LinearStruct),
-        ("qk_norm", c_void_p),
-        ("out", LinearStruct),
-        ("post_norm", c_void_p),
-        ("gate_up", LinearStruct),
-        ("down", LinearStruct),
-        ("window", c_int32),
-        ("reserved", c_int32),
-    )
-
-
-class ModelStruct(Structure):
-    _fields_ = (
-        ("hidden", c_int32),
-        ("inner", c_int32),
-        ("heads", c_int32),
-        ("kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("layer_count", c_int32),
-        ("vocabulary", c_int32),
-        ("hadamard", c_int32),
-        ("epsilon", c_float),
-        ("embedding_half", c_int32),
-        ("embedding", c_void_p),
-        ("frequencies", c_void_p),
-        ("final_norm", c_void_p),
-        ("head", LinearStruct),
-        ("layers", POINTER(LayerStruct)),
-    )
-
-
-class PoolStruct(Structure):
-    _fields_ = (
-        ("type", c_int32),
-        ("pages", c_int32),
-        ("page_bytes", c_int64),
-        ("layers", POINTER(c_void_p)),
-        ("stream_count", c_int32),
-        ("reserved", c_int32),
-        ("stream_layers", POINTER(c_int32)),
-        ("streams", POINTER(c_void_p)),
-    )
-
-
-class BatchStruct(Structure):
-    _fields_ = (
-        ("tokens", c_int32),
-        ("sequences", c_int32),
-        ("logit_rows", c_int32),
-        ("first_layer", c_int32),
-        ("token_ids", c_void_p),
-        ("sequence", c_void_p),
-        ("page_ids", c_void_p),
-        ("logit_row", c_void_p),
-    )
-
-
-class PartStruct(Structure):
-    _fields_ = (("model", POINTER(ModelStruct)), ("rows", c_int32), ("logit_rows", c_int32))
-
-
-OnLayer = ctypes.CFUNCTYPE(c_int32, c_int32)
-
-
-def address(array: Array | None) -> int | None:
-    """Of a C-ordered array's first element; the caller keeps the array alive. None stays None (a null pointer)."""
-    if array is None:
-        return None
-    if not array.flags.c_contiguous:
-        raise ValueError("the native engine reads arrays in C order only")
-    return int(array.ctypes.data)
 
 
 class NativeEngine:

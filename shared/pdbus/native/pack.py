@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pdbus.native.library import GROUP, LANES, Kind, LinearStruct, address
+from pdbus.native.abi import GROUP, LANES, Kind, LinearStruct, address
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pdbus.native.library import LANES, LinearStruct, address
+from pdbus.native.abi import LANES, LinearStruct, address
 from pdbus.native.pack import PackedLinear
 from pdbus.weights.packed import Int8Rows
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pdbus.native.library import LANES, Kind, LinearStruct, address
+from pdbus.native.abi import LANES, Kind, LinearStruct, address
 from pdbus.native.pack import PackedLinear
 
 Array: TypeAlias = "np.ndarray[Any, Any]"

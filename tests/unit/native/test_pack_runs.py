@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pdbus.native import pack_runs as subject
-from pdbus.native.library import address
+from pdbus.native.abi import address
 from pdbus.native.pack_runs import PackedRuns
 from tests.unit.native.test_native_linear import KINDS, packed, random
 

@@ -1,4 +1,4 @@
-// What Python hands over: plain structures of pointers, mirrored field by field in pdbus/native/library.py.
+// What Python hands over: plain structures of pointers, mirrored field by field in pdbus/native/abi.py.
 #pragma once
 
 #include <cstdint>
