@@ -72,6 +72,39 @@ def touched_by_elements(tensor: Tensor, flat: Array) -> Mapping[int, Array]:
     return _grouped(np.asarray(flat) // (row * rows_per_block(tensor.shape, tensor.dtype)))
 
 
+def row_edits(tensor: Tensor, rows: Array, new: Array) -> dict[int, Edit]:
+    """Block index -> its edit, where the tensor's `rows`, by index, become `new` [rows, …]."""
+
+    def edit(index: int, at: Array) -> Edit:
+        first, _ = span(tensor, index)
+
+        def put(old: Array) -> Array:
+            changed = old.copy()
+            changed[rows[at] - first] = new[at]
+            return changed
+
+        return put
+
+    return {index: edit(index, at) for index, at in touched_by_rows(tensor, rows).items()}
+
+
+def element_edits(tensor: Tensor, flat: Array, new: Array) -> dict[int, Edit]:
+    """Block index -> its edit, where the elements `flat`, by index into the flattened tensor, become `new`."""
+    row = int(np.prod(tensor.shape[1:], dtype=np.int64))
+
+    def edit(index: int, at: Array) -> Edit:
+        first = span(tensor, index)[0] * row
+
+        def put(old: Array) -> Array:
+            changed = old.copy()
+            changed.reshape(-1)[flat[at] - first] = new[at]
+            return changed
+
+        return put
+
+    return {index: edit(index, at) for index, at in touched_by_elements(tensor, flat).items()}
+
+
 def span(tensor: Tensor, index: int) -> tuple[int, int]:
     """(first row, number of rows) of a block."""
     start, size = block_span(tensor.shape, tensor.dtype, index)

@@ -12,17 +12,16 @@ from typing import Any, Self
 import numpy as np
 
 from pdbus.bus.bus import Bus
-from pdbus.client.weights.arrays import as_fp32, as_ids
+from pdbus.client.weights.arrays import as_factors, as_fp32, as_ids
 from pdbus.client.weights.commit_point import append_abort, append_commit
 from pdbus.client.weights.edits import (
     Edit,
     NewBlock,
     edited,
+    element_edits,
     manifest_blocks,
     replaced,
-    span,
-    touched_by_elements,
-    touched_by_rows,
+    row_edits,
     with_blocks,
     with_product,
 )
@@ -111,19 +110,7 @@ class Update:
         new = as_fp32(name, values)
         if new.shape != (len(ids), *tensor.shape[1:]):
             raise InvalidRequest(f"{len(ids)} rows of {name} have shape {(len(ids), *tensor.shape[1:])}", param=name)
-
-        def edit(index: int, at: Array) -> Edit:
-            first, _ = span(tensor, index)
-
-            def put(old: Array) -> Array:
-                changed = old.copy()
-                changed[ids[at] - first] = new[at]
-                return changed
-
-            return put
-
-        touched = touched_by_rows(tensor, ids)
-        return await self._edit(tensor, {index: edit(index, at) for index, at in touched.items()})
+        return await self._edit(tensor, row_edits(tensor, ids, new))
 
     async def stage_elements(self, name: str, flat: Any, values: Any) -> int:
         """Single elements, by index into the flattened tensor, each once. Raises as `stage`."""
@@ -131,32 +118,12 @@ class Update:
         ids, new = as_ids(name, flat, int(np.prod(tensor.shape, dtype=np.int64))), as_fp32(name, values)
         if new.shape != ids.shape:
             raise InvalidRequest(f"{len(ids)} elements of {name} take as many values, not {new.shape}", param=name)
-        row = int(np.prod(tensor.shape[1:], dtype=np.int64))
-
-        def edit(index: int, at: Array) -> Edit:
-            first = span(tensor, index)[0] * row
-
-            def put(old: Array) -> Array:
-                changed = old.copy()
-                changed.reshape(-1)[ids[at] - first] = new[at]
-                return changed
-
-            return put
-
-        touched = touched_by_elements(tensor, ids)
-        return await self._edit(tensor, {index: edit(index, at) for index, at in touched.items()})
+        return await self._edit(tensor, element_edits(tensor, ids, new))
 
     async def stage_low_rank(self, name: str, a: Any, b: Any) -> int:
         """Adds `a @ b` to a matrix: a [rows, rank], b [rank, columns]. Raises as `stage`."""
         tensor = self.tensor(name)
-        left, right = as_fp32(name, a), as_fp32(name, b)
-        if (
-            left.ndim != 2
-            or right.ndim != 2
-            or (left.shape[0], right.shape[1]) != tensor.shape
-            or left.shape[1] != right.shape[0]
-        ):
-            raise InvalidRequest(f"{left.shape} @ {right.shape} does not fit {name}, {tensor.shape}", param=name)
+        left, right = as_factors(name, a, b, tensor.shape)
         indices = range(block_count(tensor.shape, tensor.dtype))
         old = await self._blocks(tensor, indices)
         blocks = [with_product(tensor, index, old[index], left, right) for index in indices]
