@@ -8,21 +8,20 @@ this process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, replace
 from typing import Self
 
-from loadtest.simulated_answers import item_of, prompt_logprobs
 from loadtest.simulated_behaviour import Behaviour
 from loadtest.simulated_pages import SimulatedPages
 from loadtest.simulated_peers import Key, Peers, meant
+from loadtest.simulated_running import Running
 from loadtest.simulated_version import COMPUTE_CLASS, PAGE_FORMAT
 from pdbus.bus.bus import Bus
 from pdbus.bus.presence import Presence
 from pdbus.context import RequestContext, new_id
 from pdbus.engine.outbox import Outbox
-from pdbus.errors import Overloaded, Unavailable, WireError
+from pdbus.errors import Overloaded, Unavailable
 from pdbus.kv.prefix import PrefixScope
 from pdbus.messages.common import Digest, Ticket
 from pdbus.messages.decode import DecodeRun
@@ -34,15 +33,6 @@ from pdbus.subjects import CANCEL, DECODE_RESEND, DECODE_RUN, PREFILL_RESEND, PR
 from pdbus.tasks import cancelled
 
 PAGES = 4096
-
-
-@dataclass(slots=True)
-class _Running:
-    ticket: Ticket
-    answer: Sequence[int]
-    next_index: int
-    cached_tokens: int | None
-    """Of a prompt that is read here; None: somebody else read it."""
 
 
 class SimulatedWorker:
@@ -75,7 +65,7 @@ class SimulatedWorker:
         self.incarnation = new_id()
         self.pages = SimulatedPages(id, self.incarnation, bus, scopes or {}, PAGES)
         self._outbox = Outbox(id, self.incarnation)
-        self._running: dict[Key, _Running] = {}
+        self._running: dict[Key, Running] = {}
         self._cancelled: dict[tuple[str, int | None], int] = {}
         self._work = asyncio.Event()
         self._stack = AsyncExitStack()
@@ -141,7 +131,7 @@ class SimulatedWorker:
         if not self.behaviour.mute:
             answer, cached = self.behaviour.script(ticket), self.pages.read(ticket)
             start = len(ticket.delivered) + (0 if reads else 1)
-            self._running[ticket.session, ticket.attempt] = _Running(ticket, answer, start, cached if reads else None)
+            self._running[ticket.session, ticket.attempt] = Running(ticket, answer, start, cached if reads else None)
             self._work.set()
 
     def _card(self, seq: int) -> Card:
@@ -220,29 +210,20 @@ class SimulatedWorker:
             await self._send(items)
             await asyncio.sleep(self.behaviour.step_s)
 
-    def _next(self, key: Key, running: _Running) -> TokenItem:
+    def _next(self, key: Key, running: Running) -> TokenItem:
         ticket, index = running.ticket, running.next_index
-        if self.behaviour.fail_at is not None and index >= self.behaviour.fail_at:
+        fault = self.behaviour.fault(ticket, index, decodes=self.service == "decode")
+        if fault is not None:
             del self._running[key]
-            error = WireError("overloaded", "told to fail")
-            return item_of(ticket, index, (), "error", error)
-        if ticket.attempt == 1 and index == self.behaviour.move_at and self.service == "decode":
-            del self._running[key]
-            return replace(item_of(ticket, index, (), "moved"), moved_to=self.behaviour.move_to)
-        token = running.answer[index] if index < len(running.answer) else None
-        stop = token is None or token in ticket.stop_ids
-        length = not stop and index + 1 >= ticket.max_tokens
-        ids = () if token is None or stop else (token,)
-        item = item_of(ticket, index, ids, "stop" if stop else "length" if length else None)
-        if running.cached_tokens is not None and index == len(ticket.delivered):
-            item = replace(item, cached_tokens=running.cached_tokens, prompt_logprobs=prompt_logprobs(ticket))
+            return fault
+        item = running.item()
         if self.service == "prefill":
             del self._running[key]
             if item.finish is None:
                 self._peers.hand_over(key)
         elif item.finish:
             del self._running[key]
-            self.pages.filled(ticket, running.answer[: index + len(ids)])
+            self.pages.filled(ticket, running.answer[: index + len(item.ids)])
         running.next_index += 1
         return item
 

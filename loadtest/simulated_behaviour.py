@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from loadtest.simulated_answers import Script, letters
-from pdbus.errors import PdbusError
-from pdbus.messages.router import TokenFrame
+from loadtest.simulated_answers import Script, item_of, letters
+from pdbus.errors import PdbusError, WireError
+from pdbus.messages.common import Ticket
+from pdbus.messages.router import TokenFrame, TokenItem
 
 
 @dataclass
@@ -31,3 +32,11 @@ class Behaviour:
     """Accepts, and computes nothing."""
     deaf_cancels: int = 0
     """So many cancel events get lost on their way here."""
+
+    def fault(self, ticket: Ticket, index: int, *, decodes: bool) -> TokenItem | None:
+        """What comes in the place of the answer's token at `index`, and ends the attempt. None: that token comes."""
+        if self.fail_at is not None and index >= self.fail_at:
+            return item_of(ticket, index, (), "error", WireError("overloaded", "told to fail"))
+        if ticket.attempt == 1 and index == self.move_at and decodes:
+            return replace(item_of(ticket, index, (), "moved"), moved_to=self.move_to)
+        return None
