@@ -27,7 +27,7 @@ def as_fp32(name: str, value: Any) -> Array:
 
 
 def as_factors(name: str, a: Any, b: Any, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """Factors a [rows, rank], b [rank, columns] of a matrix of that shape. Raises as `as_fp32`; also for other shapes."""
+    """Factors a [rows, rank] and b [rank, columns] of a matrix of that shape. Raises as `as_fp32`; also for others."""
     left, right = as_fp32(name, a), as_fp32(name, b)
     if left.ndim != 2 or right.ndim != 2 or (left.shape[0], right.shape[1]) != shape or left.shape[1] != right.shape[0]:
         raise InvalidRequest(f"{left.shape} @ {right.shape} does not fit {name}, {shape}", param=name)
