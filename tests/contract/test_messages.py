@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -76,8 +77,10 @@ def wire_values(hint: Any) -> st.SearchStrategy[Any]:
         return st.binary(max_size=40)
     if hint is str:
         return st.text(max_size=20)
-    if origin is dict:
-        return st.dictionaries(st.text(max_size=10), st.integers(0, 9) | st.text(max_size=10) | st.none(), max_size=3)
+    if origin in (dict, Mapping):
+        _, value = arguments
+        loose = st.integers(0, 9) | st.text(max_size=10) | st.none()
+        return st.dictionaries(st.text(max_size=10), loose if value is Any else wire_values(value), max_size=3)
     if origin is tuple and arguments[-1] is Ellipsis:
         return st.lists(wire_values(arguments[0]), max_size=3).map(tuple)
     if origin is tuple:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from pdbus.bus.bus import Bus
 from pdbus.context import RequestContext
@@ -36,9 +36,13 @@ _MOST_UNANSWERED = 2
 class Moved(Unavailable):
     """The attempt has ended so that the next one goes on at `to`, which has its pages. Nothing has failed."""
 
-    def __init__(self, to: str) -> None:
-        super().__init__(f"the answer moves to {to}")
+    to: str
+
+    @classmethod
+    def on(cls, to: str) -> Self:
+        self = cls(f"the answer moves to {to}")
         self.to = to
+        return self
 
 
 class Attempt:
@@ -140,7 +144,7 @@ class Attempt:
 
     def _use(self, item: TokenItem) -> None:
         if item.finish == "moved":
-            self._over.set_exception(Moved(item.moved_to or ""))
+            self._over.set_exception(Moved.on(item.moved_to or ""))
             return
         self._booking.prompt_read()
         if recorder := self._bus.recorder:

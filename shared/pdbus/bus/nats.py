@@ -59,6 +59,8 @@ class NatsTransport:
         self._subscriptions: set[NatsSubscription] = set()
         self._lost_callbacks: list[Callable[[], None]] = []
         self._keeper: asyncio.Task[None] | None = None
+        self._closing = False
+        """A cancel in mid-dial may be lost in nats-py, and in Python 3.11's wait_for."""
 
     @property
     def client(self) -> GuardedClient:
@@ -82,6 +84,7 @@ class NatsTransport:
 
     async def close(self) -> None:
         """Closes in good order: what was sent before reaches the server."""
+        self._closing = True
         await cancelled(self._keeper)
         self._connected.clear()
         if self._client:
@@ -149,7 +152,7 @@ class NatsTransport:
 
     async def _keep(self) -> None:
         """Dials again whenever the connection is lost, for as long as it takes."""
-        while True:
+        while not self._closing:
             await self._lost.wait()
             self._lost.clear()
             log.warning("%s: lost the connection to NATS: %s", self._name, self._why)
@@ -164,6 +167,8 @@ class NatsTransport:
         while True:
             client, began_s = GuardedClient(self._on_lost, self._on_refused), time.monotonic()
             try:
+                if self._closing:
+                    raise asyncio.CancelledError
                 await client.dial(self._urls, self._name, self._access.options(), patience_s)
                 if client.alive:
                     break
