@@ -13,7 +13,7 @@ from loadtest.router.rig import MODEL, rig
 from pdbus.client import connect
 
 
-def main(argv: list[str]) -> int:
+def arguments(argv: list[str]) -> argparse.Namespace:
     made = argparse.ArgumentParser(
         prog="python -m loadtest jobs",
         description="Durable jobs a second, with workers that answer at once: what storing them costs.",
@@ -26,6 +26,11 @@ def main(argv: list[str]) -> int:
     given = made.parse_args(argv)
     if min(given.jobs, given.tokens, given.routers, *given.callers) < 1:
         made.error("everything must be positive")
+    return given
+
+
+def main(argv: list[str]) -> int:
+    given = arguments(argv)
     found = asyncio.run(_run(given))
     print("\n".join(line for figures in found for line in figures.lines()))
     if given.json:

@@ -36,6 +36,7 @@ async def test_the_same_text_as_with_a_hand_over(stack: Stack, tmp_path: Path) -
         assert_equal_text(cold, warm)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 async def test_in_int8_to_the_token_and_a_worker_that_is_killed_costs_none(tmp_path: Path) -> None:
     with running_stack(tmp_path / "apart", *APART, *INT8) as apart:

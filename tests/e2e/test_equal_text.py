@@ -17,6 +17,7 @@ def small_chunks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield running
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 async def test_alone_together_cached_and_in_small_chunks(stack: Stack, small_chunks: Stack) -> None:
     cold = await alone(stack, PROMPTS)

@@ -83,6 +83,7 @@ async def test_streams_of_a_decode_worker_that_dies_or_hangs_go_on_elsewhere(sta
         assert seen.next_token_s, "it was writing some of them"
 
 
+@pytest.mark.slow
 async def test_streams_of_a_decode_worker_whose_network_is_lost_go_on_elsewhere(stack: Stack) -> None:
     """Nobody hears from it, nor it from anybody; once it is back it frees what it has written on for nobody."""
     at = urlsplit(stack.nats_url)
@@ -184,6 +185,7 @@ async def test_a_worker_is_drained_by_command_while_its_streams_go_on(stack: Sta
         await idle(fleet)
 
 
+@pytest.mark.slow
 async def test_a_rolling_restart_under_load_breaks_no_stream(stack: Stack) -> None:
     async with client(stack) as (http, fleet):
         asked = bodies(stack, "rolling", 3, 400)

@@ -14,7 +14,7 @@ from tests.support.garbage import garbage
 from tests.support.idle import SERVICES, until_idle
 from tests.support.stack import Stack
 
-COUNT = 200
+COUNT = 50
 
 
 async def _addresses(stack: Stack) -> dict[str, str]:

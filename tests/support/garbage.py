@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pdbus.bus.codec import decode
 from pdbus.errors import InvalidRequest
-from pdbus.messages.router import InferRequest
 from pdbus.subjects import Bulk, Event, Log, Rpc, StreamRpc, Subject, Work
+from tests.support.wire_values import instances
 
 _LEAVES = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary()
 _TREES = st.recursive(
@@ -58,10 +58,7 @@ def _payloads(expected: type[Any] | None) -> st.SearchStrategy[bytes]:
 
 
 def _messages(expected: type[Any]) -> st.SearchStrategy[Any]:
-    if expected is InferRequest:  # its body is any mapping, which hypothesis can't draw by itself
-        bodies = st.dictionaries(st.text(max_size=8), _TREES, max_size=4)
-        return st.builds(InferRequest, endpoint=st.sampled_from(["completions"]), body=bodies)
-    return st.from_type(expected)
+    return instances(expected)
 
 
 def _pack(tree: Any) -> bytes:

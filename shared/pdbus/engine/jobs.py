@@ -87,7 +87,10 @@ class Jobs(Generic[J]):
         job.task = self.spawn(self._live(job))
 
     def send(self, job: Job, item: TokenItem) -> None:
-        """Puts a job's next item on its way; those of one turn of the event loop share a frame."""
+        """Puts a job's next item on its way, unless nobody wants it any more; those of one turn of the event loop share
+        a frame."""
+        if job.stopping and job.failure is None:
+            return
         job.next_index = item.index + len(item.ids)
         job.finished = job.finished or item.finish is not None
         self._emitter.put(job.router, item)
