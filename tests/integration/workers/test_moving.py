@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,8 @@ from pdbus.context import RequestContext
 from pdbus.decode.job import DecodeJob
 from pdbus.decode.local import LocalJob
 from pdbus.decode.worker import DecodeWorker
+from pdbus.engine.sequence import Ended, Produced
+from pdbus.engine.step import compute
 from pdbus.errors import Conflict, InvalidRequest, NotFound, PdbusError, StaleAttempt
 from pdbus.messages.common import Sampling, Ticket
 from pdbus.messages.decode import Adopt, DecodeRun, PagesWanted
@@ -27,12 +30,23 @@ from tests.support.workers import LocalSource, NewBus, Rig, paused, prompt_of, r
 
 SAMPLED = Sampling(temperature=1.2, top_p=0.95, repetition_penalty=1.1, frequency_penalty=0.2, logprobs=1)
 LENGTH = 200
+STEP_S = 0.003
+"""At least: so that no answer has ended before its move has begun, however quick the machine is."""
 
 
 @pytest.fixture
 async def two(
-    new_bus: NewBus, source: LocalSource, unique: Callable[[str], str], engine: EngineName
+    new_bus: NewBus,
+    source: LocalSource,
+    unique: Callable[[str], str],
+    engine: EngineName,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Rig]:
+    def slowly(*arguments: Any) -> list[Produced | Ended]:
+        time.sleep(STEP_S)
+        return compute(*arguments)
+
+    monkeypatch.setattr("pdbus.engine.core.compute", slowly)
     async with rig(new_bus, source, name=unique("tiny"), engine=engine, decodes=2) as made:
         yield made
         await made.until_idle()
