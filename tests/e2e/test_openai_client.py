@@ -220,7 +220,9 @@ async def test_clients_that_leave_free_their_work(stack: Stack) -> None:
                 "stream": True,
                 "ignore_eos": True,
             }
-            async with http.post(f"{stack.url}/v1/chat/completions", json=body) as response:
+            # As late a deadline as there can be: so much in 120 s would rightly be refused on a slow machine.
+            headers = {"X-Request-Timeout-Ms": "600000"}
+            async with http.post(f"{stack.url}/v1/chat/completions", json=body, headers=headers) as response:
                 assert response.status == 200
                 await response.content.readline()
                 response.close()
