@@ -92,6 +92,7 @@ def compiled(level: Level, folder: Path | None = None) -> Path:
 def ship(level: Level) -> Path:
     """Compiles the library for `level`, which this machine need not have, into the installation itself."""
     compiler = shutil.which("c++") or "g++"
+    SHIPPED.mkdir(mode=0o755, exist_ok=True)  # whoever runs the installation is rarely who made it
     target = SHIPPED / f"pdbus-{level}-{_source_digest(_LEVEL_FLAGS[level])[:16]}.so"
     _compile(target, level, compiler)
     return target
@@ -131,7 +132,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def _sound(library: Path) -> bool:
     try:
         content = library.read_bytes()
-    except FileNotFoundError:
+    except OSError:  # not there, or not for this user
         return False
     return hashlib.sha256(content[:-32]).digest() == content[-32:]
 
