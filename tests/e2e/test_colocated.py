@@ -25,6 +25,7 @@ def colocated(folder: Path, *options: str, env: Mapping[str, str] | None = None)
         yield running
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_the_same_text_as_with_a_hand_over(stack: Stack, tmp_path: Path) -> None:
     prompts = [f"Colocated. {prompt}" for prompt in PROMPTS[:4]]

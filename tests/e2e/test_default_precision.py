@@ -123,6 +123,7 @@ async def test_the_workers_compute_in_int8_and_say_so(default: Stack, reference:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.slow
 async def test_not_a_bit_depends_on_batch_chunks_caches_or_the_hand_over(
     default: Stack, small_chunks: Stack, reference: Reference
 ) -> None:

@@ -134,6 +134,7 @@ async def _decode_worker(stack: Stack, nats_url: str, id_: str) -> AsyncIterator
             await process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_prompts_of_a_prefill_worker_that_dies_or_hangs_are_read_elsewhere(
     stack: Stack, how: signal.Signals
