@@ -8,7 +8,6 @@ from pdbus.errors import Overloaded
 from pdbus.weights.blocks import Array
 
 _FIRST_ROWS = 1024
-_INDEX_BYTES = 4
 _ROW_BYTES = 16
 
 
