@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from types import TracebackType
-from typing import Self
 
 from pdbus.canonical import digest
 from pdbus.context import Deadline
@@ -14,53 +11,31 @@ from pdbus.errors import PdbusError
 from pdbus.param_server.commit import LogWriter
 from pdbus.param_server.convert import Place, convert
 from pdbus.param_server.settings import SERVICE
-from pdbus.tasks import cancelled
+from pdbus.param_server.watcher import Watcher
 from pdbus.weights.conversions import Due
 from pdbus.weights.log_state import RETENTION_S
 
 log = logging.getLogger(__name__)
 
 _APPEND_S = 10.0
-_POLL_S = 1.0
 _AGAIN_S, _LONGEST_AGAIN_S = 10.0, 600.0
 """After a first failure, and after many: what can't be made must not fill the log."""
 
 
-class Converter:
-    """While the scope lasts, does what falls to this server of what is due."""
+class Converter(Watcher):
+    """Does what falls to this server of what is due."""
 
     def __init__(self, place: Place, writer: LogWriter) -> None:
+        super().__init__(place.follower)
         self._place, self._writer = place, writer
         self._failures: dict[Due, tuple[int, float]] = {}
         """How often in a row, and when to try again (monotonic)."""
-        self._task: asyncio.Task[None] | None = None
         self.detail = ""
         """What it makes just now, or why it could not."""
 
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._run())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await cancelled(self._task)
-
-    async def _run(self) -> None:
-        news = asyncio.Event()
-        stop_listening = self._place.follower.on_change(lambda _: news.set())
-        try:
-            while True:
-                news.clear()
-                for due in self._mine():
-                    await self._do(due)
-                try:
-                    async with asyncio.timeout(_POLL_S):
-                        await news.wait()
-                except TimeoutError:
-                    pass
-        finally:
-            stop_listening()
+    async def _act(self) -> None:
+        for due in self._mine():
+            await self._do(due)
 
     def _mine(self) -> list[Due]:
         """What is due, hasn't failed lately, and falls to this server: of those that live, one for each."""

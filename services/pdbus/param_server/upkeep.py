@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from types import TracebackType
-from typing import Self
 
 from pdbus.bus.presence import Fleet
 from pdbus.context import LONGEST_DEADLINE_S
@@ -20,8 +18,8 @@ from pdbus.param_server.serving import BlockServer
 from pdbus.param_server.settings import SERVICE, ParamServerSettings
 from pdbus.param_server.staging import Staging
 from pdbus.param_server.store import BlockStore
+from pdbus.param_server.watcher import Watcher
 from pdbus.peers.history import HistoryFollower
-from pdbus.tasks import cancelled
 from pdbus.weights.history import History
 from pdbus.weights.log_state import RETENTION_S
 from pdbus.weights.placement import duties
@@ -33,14 +31,14 @@ RECLAIM_S = RETENTION_S + LONGEST_DEADLINE_S
 _RECLAIM_EVERY_S = 30.0
 GONE_S = 15.0
 """A member not seen for so long counts as gone: until it is back, others hold its shards too."""
-_POLL_S = 5.0
 SCRUB_BYTES = 16 << 20
 """Checked on disk at each look that nothing else caused: 3 MB/s, a small model in minutes."""
 
 
-class Upkeep:
-    """`round` is one look at the store and what follows from it. While the scope lasts, one is made after each log
-    entry and every few seconds."""
+class Upkeep(Watcher):
+    """`round` is one look at the store and what follows from it."""
+
+    POLL_S = 5.0
 
     def __init__(
         self,
@@ -52,6 +50,7 @@ class Upkeep:
         follower: HistoryFollower,
         fleet: Fleet,
     ) -> None:
+        super().__init__(follower)
         self._settings = settings
         self._store = store
         self._holdings = Holdings(store)
@@ -63,7 +62,6 @@ class Upkeep:
         self._forgotten = 0
         self._counted = 0
         """Sequence of the last commit whose changes were counted."""
-        self._follower = follower
         self._fleet = fleet
         self.roots: tuple[Digest, ...] = ()
         """The versions of which this server holds all that it has to."""
@@ -72,18 +70,7 @@ class Upkeep:
         self._said = ""
         self._seen: dict[str, float] = {}
         self._started = time.monotonic()
-        self._news = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
         server.on_spoilt = self._news.set
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._run())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await cancelled(self._task)
 
     def duties(self) -> frozenset[int]:
         """The shards that this server has to hold now."""
@@ -161,23 +148,15 @@ class Upkeep:
     def _on_change(self, history: History) -> None:
         if self._forgotten != history.forgotten:  # somebody wants the room
             self._forgotten, self._reclaim_at_s = history.forgotten, 0.0
-        self._news.set()
+        super()._on_change(history)
 
-    async def _run(self) -> None:
-        stop_listening = self._follower.on_change(self._on_change)
+    async def _act(self) -> None:
         try:
-            while True:
-                self._news.clear()
-                try:
-                    if await self.round() and time.monotonic() >= self._reclaim_at_s:
-                        self._reclaim_at_s = time.monotonic() + _RECLAIM_EVERY_S
-                        await self.reclaim()
-                except Exception:
-                    log.exception("the upkeep failed; it goes on")
-                try:
-                    async with asyncio.timeout(_POLL_S):
-                        await self._news.wait()
-                except TimeoutError:
-                    await self.scrub(SCRUB_BYTES)
-        finally:
-            stop_listening()
+            if await self.round() and time.monotonic() >= self._reclaim_at_s:
+                self._reclaim_at_s = time.monotonic() + _RECLAIM_EVERY_S
+                await self.reclaim()
+        except Exception:
+            log.exception("the upkeep failed; it goes on")
+
+    async def _idle(self) -> None:
+        await self.scrub(SCRUB_BYTES)

@@ -1,0 +1,56 @@
+"""What the tasks of a param-server that follow the change log have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import ClassVar, Self
+
+from pdbus.peers.history import HistoryFollower
+from pdbus.tasks import cancelled
+from pdbus.weights.history import History
+
+
+class Watcher(ABC):
+    """While the scope lasts, it acts: at once, after each log entry, whenever `_news` is set, and every `POLL_S`
+    besides. What `_act` and `_idle` raise ends it."""
+
+    POLL_S: ClassVar[float] = 1.0
+
+    def __init__(self, follower: HistoryFollower) -> None:
+        self._follower = follower
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    async def _act(self) -> None: ...
+
+    async def _idle(self) -> None:  # noqa: B027 - most have nothing to do then
+        """Before a turn that comes without any news. Nothing, unless a watcher says otherwise."""
+
+    def _on_change(self, history: History) -> None:
+        self._news.set()
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await cancelled(self._task)
+
+    async def _run(self) -> None:
+        stop_listening = self._follower.on_change(self._on_change)
+        try:
+            while True:
+                self._news.clear()
+                await self._act()
+                try:
+                    async with asyncio.timeout(self.POLL_S):
+                        await self._news.wait()
+                except TimeoutError:
+                    await self._idle()
+        finally:
+            stop_listening()
