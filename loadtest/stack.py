@@ -140,13 +140,20 @@ def running_stack(data: Path, *options: str, env: Mapping[str, str] | None = Non
 
 
 @asynccontextmanager
+async def stack_in(data: Path, *options: str, env: Mapping[str, str] | None = None) -> AsyncIterator[Stack]:
+    """As `running_stack`, for an event loop."""
+    running = Stack.start(data, options, env)
+    try:
+        while not running.look():  # noqa: ASYNC110 - a process tells of itself by a file
+            await asyncio.sleep(_LOOK_S)
+        yield running
+    finally:
+        await asyncio.to_thread(running.stop)
+
+
+@asynccontextmanager
 async def stack(*options: str, env: Mapping[str, str] | None = None) -> AsyncIterator[Stack]:
-    """As `running_stack`, for an event loop, in a folder that goes with it."""
+    """As `stack_in`, in a folder that goes with it."""
     with tempfile.TemporaryDirectory(prefix="pdbus-load-", ignore_cleanup_errors=True) as folder:
-        running = Stack.start(Path(folder), options, env)
-        try:
-            while not running.look():  # noqa: ASYNC110 - a process tells of itself by a file
-                await asyncio.sleep(_LOOK_S)
+        async with stack_in(Path(folder), *options, env=env) as running:
             yield running
-        finally:
-            await asyncio.to_thread(running.stop)

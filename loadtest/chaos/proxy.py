@@ -19,6 +19,8 @@ from typing import cast
 
 import uvloop
 
+from loadtest.proxied import obey
+
 _NAME = re.compile(rb'"name":\s*"\S+ (\S+?)(?:-bulk)?"')
 _CONNECT_BYTES = 16 << 10
 
@@ -128,12 +130,7 @@ async def _main(address: str) -> None:
     host, port = address.rsplit(":", 1)
     cuts, loop = Cuts(), asyncio.get_running_loop()
     server = await loop.create_server(lambda: Client(cuts, host, int(port)), "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    commands = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
-    while line := await commands.readline():
-        cuts.command(line.decode())
-    server.close()
+    await obey(server, cuts.command)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -21,7 +19,8 @@ from loadtest.chaos.asking import DEADLINE_S, HttpCaller, Told, ask_native
 from loadtest.chaos.leaks import at_rest, grown
 from loadtest.chaos.questions import Ids, Question, questions
 from loadtest.chaos.strikes import Strike, Strikes
-from loadtest.stack import Stack
+from loadtest.proxied import proxied
+from loadtest.stack import Stack, stack_in
 from loadtest.tiny import tiny_checkpoint
 from pdbus.bus.bus import Bus, connect
 from pdbus.bus.presence import Fleet
@@ -92,30 +91,10 @@ class World:
             self.lives[card.id].add(card.incarnation)
 
 
-@contextmanager
-def _proxied(nats_url: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    at = urlsplit(nats_url)
-    command = [sys.executable, "-m", "loadtest.chaos.proxy", f"{at.hostname}:{at.port}"]
-    proxy = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert proxy.stdout
-        yield f"nats://127.0.0.1:{int(proxy.stdout.readline())}", proxy
-    finally:
-        proxy.kill()
-        proxy.communicate()
-
-
-@asynccontextmanager
-async def _stack(folder: Path, nats_url: str) -> AsyncIterator[Stack]:
+def _stack(folder: Path, nats_url: str) -> AbstractAsyncContextManager[Stack]:
     checkpoint = tiny_checkpoint(folder / "checkpoint", _CONTEXT_TOKENS)
     options = ("--model", str(checkpoint), "--name", MODEL, *_COUNTS)
-    stack = Stack.start(folder / "data", options, {**_ENV, "NATS_URL": nats_url})
-    try:
-        while not stack.look():  # noqa: ASYNC110 - a process tells of itself by a file
-            await asyncio.sleep(0.05)
-        yield stack
-    finally:
-        await asyncio.to_thread(stack.stop)
+    return stack_in(folder / "data", *options, env={**_ENV, "NATS_URL": nats_url})
 
 
 @asynccontextmanager
@@ -127,7 +106,7 @@ async def world(folder: Path, rng: random.Random) -> AsyncIterator[World]:
         inherited = Inherited(lifeline, lifeline)
         server = own_nats(folder / "nats", None, inherited, pids.append, lambda what: None)
         nats_url = await life.enter_async_context(server)
-        url, proxy = life.enter_context(_proxied(nats_url))
+        url, proxy = life.enter_context(proxied("loadtest.chaos.proxy", nats_url))
         stack = await life.enter_async_context(_stack(folder, url))
         bus = await life.enter_async_context(connect(nats_url, name="loadtest chaos"))
         fleet = await life.enter_async_context(Fleet(bus))

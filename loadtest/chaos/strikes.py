@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from loadtest.proxied import tell
 from loadtest.stack import Stack
 from pdbus.bus.presence import Fleet
 from pdbus.context import Deadline
@@ -89,22 +90,17 @@ class Strikes:
         elif way == ENDED:
             os.kill(pid, signal.SIGTERM)
         elif way == CUT:
-            self._tell("cut", name)
+            tell(self.proxy, f"cut {name}")
             try:
                 await asyncio.sleep(away_s)
             finally:
-                self._tell("mend", name)
+                tell(self.proxy, f"mend {name}")
         else:
             os.kill(pid, signal.SIGSTOP)
             try:
                 await asyncio.sleep(away_s)
             finally:
                 os.kill(pid, signal.SIGCONT if way == STOPPED else signal.SIGKILL)
-
-    def _tell(self, word: str, name: str) -> None:
-        assert self.proxy.stdin
-        self.proxy.stdin.write(f"{word} {name}\n")
-        self.proxy.stdin.flush()
 
     async def _comes_back(self, struck: Strike, before: dict[str, str]) -> None:
         """`before`: incarnations that have ended; none where the process goes on."""

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 
 import uvloop
 
+from loadtest.proxied import obey
+
 _READ_BYTES = 256 << 10
 _LONGEST_DELAY_S = 0.2
 
@@ -53,6 +55,9 @@ class Faults:
     seed: int
     on: bool = False
     done: Counter[str] = field(default_factory=Counter)
+
+    def command(self, line: str) -> None:
+        self.on = line.strip() == "on"
 
     def draw(self, subject: str, rng: random.Random) -> tuple[float, ...]:
         """In how many seconds the message is passed on, for each copy; () loses it."""
@@ -151,12 +156,7 @@ async def _main(address: str, seed: int) -> None:
     host, port = address.rsplit(":", 1)
     faults = Faults(seed)
     server = await serve(host, int(port), faults)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    commands = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
-    while line := await commands.readline():
-        faults.on = line.strip() == b"on"
-    server.close()
+    await obey(server, faults.command)
     print(json.dumps(faults.done), flush=True)
 
 

@@ -7,15 +7,13 @@ import contextlib
 import json
 import random
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from loadtest.checker import watermark_files
 from loadtest.checker.answers import Answers, Judgement, judge
@@ -24,7 +22,8 @@ from loadtest.checker.faults import Fault, ProcessFaults
 from loadtest.checker.history import verify
 from loadtest.checker.records import Verdict, read
 from loadtest.checker.watermark import Marks
-from loadtest.stack import Stack
+from loadtest.proxied import proxied, tell
+from loadtest.stack import Stack, stack_in
 from pdbus.bus.bus import connect
 from pdbus.bus.presence import Fleet
 from pdbus.client.weights import Weights
@@ -88,33 +87,19 @@ class Found:
 
 
 @contextmanager
-def proxied(nats_url: str, seed: int, hit: Counter[str]) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The URL of a proxy in front of the server, and its process; writes `on` and `off` into it. `hit`: what it did."""
-    at = urlsplit(nats_url)
-    command = [sys.executable, "-m", "loadtest.checker.proxy", f"{at.hostname}:{at.port}", str(seed)]
-    proxy = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert proxy.stdout
-        yield f"nats://127.0.0.1:{int(proxy.stdout.readline())}", proxy
+def _faulty(nats_url: str, seed: int, hit: Counter[str]) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The URL of a proxy in front of the server, and its process, to be told `on` and `off`. `hit`: what it did."""
+    with proxied("loadtest.checker.proxy", nats_url, str(seed)) as (url, proxy):
+        yield url, proxy
         with contextlib.suppress(ValueError):
             hit.update(json.loads(proxy.communicate(timeout=10)[0] or "{}"))
-    finally:
-        proxy.kill()
-        proxy.wait()
 
 
-@asynccontextmanager
-async def _stack(folder: Path, nats_url: str) -> AsyncIterator[Stack]:
+def _stack(folder: Path, nats_url: str) -> AbstractAsyncContextManager[Stack]:
     checkpoint = watermark_files.write(folder / "checkpoint", Marks())
     env = {**_ENV, "NATS_URL": nats_url, "PDBUS_HISTORY": str(folder / "history")}
     counts = ("--param-servers", "2", "--decode", "2", "--prefill", "1", "--cache-nodes", "2")
-    stack = Stack.start(folder / "data", ("--model", str(checkpoint), "--name", MODEL, *counts), env)
-    try:
-        while not stack.look():  # noqa: ASYNC110 - a process tells of itself by a file
-            await asyncio.sleep(0.05)
-        yield stack
-    finally:
-        await asyncio.to_thread(stack.stop)
+    return stack_in(folder / "data", "--model", str(checkpoint), "--name", MODEL, *counts, env=env)
 
 
 async def consistency(wanted: Wanted) -> Found:
@@ -125,7 +110,7 @@ async def consistency(wanted: Wanted) -> Found:
         messages: Counter[str] = Counter()
         async with AsyncExitStack() as life:
             nats = await life.enter_async_context(embedded_nats(folder / "nats"))
-            url, proxy = life.enter_context(proxied(nats.url, wanted.seed, messages))
+            url, proxy = life.enter_context(_faulty(nats.url, wanted.seed, messages))
             stack = await life.enter_async_context(_stack(folder, url))
             found = await _drive(wanted, stack, nats.url, url, proxy)
         found.messages = messages
@@ -188,12 +173,6 @@ async def _known(weights: Weights) -> None:
             with contextlib.suppress(PdbusError):
                 await weights.history()
                 return
-
-
-def tell(proxy: subprocess.Popen[str], word: str) -> None:
-    assert proxy.stdin
-    proxy.stdin.write(word + "\n")
-    proxy.stdin.flush()
 
 
 async def _settles(changes: Changes, answers: Answers) -> bool:

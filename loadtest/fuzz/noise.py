@@ -10,6 +10,8 @@ from functools import cache
 from random import Random
 from typing import Any, Literal
 
+from pdbus.subjects import Bulk, Event, Log, Rpc, StreamRpc, Subject, Work
+
 INTEGERS = (0, 1, -1, 2, 3, 15, 16, 17, 127, 128, 255, 256, 4096, 65535, 65536, 1 << 20, (1 << 31) - 1, 1 << 31,
             1 << 32, (1 << 53) + 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, -(1 << 31), -(1 << 63))  # fmt: skip
 _FLOATS = (0.0, -0.0, 0.5, 1.0, -1.0, 1e-300, 1e300, float("inf"), float("-inf"), float("nan"))
@@ -107,6 +109,18 @@ def spoiled(rng: Random, value: Any, fresh: Draw) -> Any:
             return value | {key: value[rng.choice(list(value))]}
         case _:
             return value | {key: spoiled(rng, value[key], fresh)}
+
+
+def message_type(subject: Subject) -> type[Any] | None:
+    """What travels there; None for bulk frames, which have their own layout."""
+    match subject:
+        case Rpc() | StreamRpc():
+            return subject.request
+        case Event() | Log() | Work():
+            return subject.message
+        case Bulk():
+            return None
+    raise TypeError(f"{subject!r} is of no known kind")
 
 
 class Messages:

@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from loadtest.fuzz.noise import Messages, blob, damaged, leaf, spoiled, text, tree
+from loadtest.fuzz.noise import Messages, blob, damaged, leaf, message_type, spoiled, text, tree
 from loadtest.fuzz.packing import pack
 from loadtest.fuzz.twin import MODEL, twin
 from pdbus.bus import headers
@@ -21,7 +21,7 @@ from pdbus.bus.bus import Bus
 from pdbus.bus.transport import Raw
 from pdbus.context import RequestContext
 from pdbus.errors import InvalidRequest
-from pdbus.subjects import Bulk, Event, Log, Rpc, StreamRpc, Subject, Work, all_subjects
+from pdbus.subjects import Rpc, StreamRpc, Subject, all_subjects
 
 ANSWER_S = 20.0
 """An answer, a refusal or the handler's end by the message's deadline: far more than each may take."""
@@ -84,7 +84,7 @@ class Subjects:
 
     def _payload(self, rng: Random, name: str, subject: Subject) -> tuple[bytes, str | None]:
         """A message, and where it goes, if not to the subject with live tokens."""
-        message = _message(subject)
+        message = message_type(subject)
         kind = rng.random()
         if message is None or kind < 0.15:
             return blob(rng, 2000), None
@@ -136,17 +136,6 @@ class Subjects:
                 self._bus.transport.send(raw.reply, headers=headers.CALLER_GONE)  # of a stream that nobody reads
         elif not waiting.done():
             waiting.set_result(raw)
-
-
-def _message(subject: Subject) -> type[Any] | None:
-    match subject:
-        case Rpc() | StreamRpc():
-            return subject.request
-        case Event() | Log() | Work():
-            return subject.message
-        case Bulk():
-            return None
-    raise TypeError(f"{subject!r} is of no known kind")
 
 
 def _headers(rng: Random) -> dict[str, str]:

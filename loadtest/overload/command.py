@@ -8,13 +8,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
-import uvloop
-
 from loadtest.client import Observation
-from loadtest.measurement import options, parsed, parser, report
+from loadtest.goals import Row, concluded, table
+from loadtest.measurement import options, parsed, parser
 from loadtest.memory import resident_bytes
 from loadtest.overload.asking import Asker, Shape
 from loadtest.overload.summary import (
@@ -30,7 +29,6 @@ from loadtest.overload.summary import (
 from loadtest.prompts import Prompts
 from loadtest.report import percentile
 from loadtest.stack import Stack, stack
-from loadtest.weights.table import Row, missed, table
 from pdbus import keyfile
 from pdbus.tasks import cancelled
 
@@ -55,13 +53,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> int:
     given = arguments(argv)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        found = runner.run(measure(given))
-    rows = {name: [asdict(row) for row in own] for name, own in found.items()}
-    report(given, table(found), {"sections": rows})
-    for line in missed(found):
-        print(f"not reached: {line}")
-    return 1 if missed(found) else 0
+    return concluded(given, measure(given))
 
 
 async def measure(given: argparse.Namespace) -> dict[str, Sequence[Row]]:

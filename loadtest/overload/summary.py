@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from loadtest.client import Observation
+from loadtest.goals import Row, at_least, at_most, beside
 from loadtest.overload.asking import REFUSED
 from loadtest.report import percentile
-from loadtest.weights.table import Row, at_least, at_most, beside
 
 RAMP = 0.2
 """Of a run, until it is what it will be."""

@@ -12,10 +12,10 @@ import time
 import aiohttp
 
 from loadtest.client import ask
+from loadtest.goals import Row, at_least, none_of
 from loadtest.metrics import Counters, counters
 from loadtest.prompts import completion
 from loadtest.router.rig import MODEL, Rig, rig
-from loadtest.weights.table import Row, at_least, none_of
 from loadtest.weights.terms import Terms
 from loadtest.weights.zipf import Zipf
 from pdbus.bus.bus import connect

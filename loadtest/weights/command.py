@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 
-import uvloop
-
-from loadtest.measurement import parsed, parser, report
+from loadtest.goals import Row, concluded, table
+from loadtest.measurement import parsed, parser
 from loadtest.weights.sections import SECTIONS
-from loadtest.weights.table import Row, missed, table
 from loadtest.weights.terms import Terms
 
 
@@ -28,13 +24,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> int:
     given = arguments(argv)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        found = runner.run(measure(given))
-    rows = {name: [asdict(row) for row in own] for name, own in found.items()}
-    report(given, table(found), {"sections": rows})
-    for line in missed(found):
-        print(f"not reached: {line}")
-    return 1 if missed(found) else 0
+    return concluded(given, measure(given))
 
 
 async def measure(given: argparse.Namespace) -> dict[str, Sequence[Row]]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from loadtest.client import ask
+from loadtest.goals import Row, at_least, at_most
 from loadtest.metrics import Counters, counters
 from loadtest.prompts import Prompts
 from loadtest.report import percentile
@@ -16,7 +17,6 @@ from loadtest.weights.commits import STABLE, Told, commit, settled
 from loadtest.weights.known import lags_ms
 from loadtest.weights.load import Loader
 from loadtest.weights.oracle import PREFIX
-from loadtest.weights.table import Row, at_least, at_most
 from loadtest.weights.terms import Subject, Terms, subject
 from pdbus.messages.common import Digest
 

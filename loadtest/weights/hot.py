@@ -3,8 +3,8 @@ once at the servers."""
 
 from __future__ import annotations
 
+from loadtest.goals import Row, beside
 from loadtest.param_servers import hot_matrix, hot_model, simulated_hot_matrix, simulated_hot_model, start_in_int8
-from loadtest.weights.table import Row, beside
 from loadtest.weights.terms import Terms
 
 _SIMULATED = "servers that take 20 ms a block, on the bus's twin: no core is the limit"

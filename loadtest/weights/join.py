@@ -8,11 +8,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from loadtest.goals import Row, at_most
 from loadtest.processes import process
 from loadtest.prompts import Prompts
 from loadtest.report import percentile
 from loadtest.weights.load import Loader
-from loadtest.weights.table import Row, at_most
 from loadtest.weights.terms import Subject, Terms, subject
 from pdbus.bus.bus import connect
 from pdbus.bus.presence import Fleet

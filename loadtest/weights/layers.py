@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from loadtest.goals import Row, beside
 from loadtest.two_roots import ANSWERS, CHANGED_LAYERS, measure_two_roots
 from loadtest.upper_update import measure_upper_update
-from loadtest.weights.table import Row, beside
 from loadtest.weights.terms import Terms
 from pdbus.model.checkpoint import open_checkpoint
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from loadtest.asking import Failed
 from loadtest.client import Observation, ask
+from loadtest.goals import Row, none_of
 from loadtest.prompts import Prompts
 from loadtest.weights.changes import Change, Changes
 from loadtest.weights.commits import STABLE, Told, commit, settled
 from loadtest.weights.load import Asked, Loader
 from loadtest.weights.oracle import oracle
-from loadtest.weights.table import Row, none_of
 from loadtest.weights.terms import Subject, Terms, subject
 from pdbus.kv.format import PAGE_TOKENS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadtest.weights.table import Row, at_least, at_most, none_of
+from loadtest.goals import Row, at_least, at_most, none_of
 from loadtest.weights.terms import Terms
 from loadtest.weights_rows.command import MODEL, serving
 from loadtest.weights_rows.measure import measure as update_rows

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from loadtest.goals import Row
 from loadtest.weights import caches, fresh, hot, join, layers, prefix, rows, serve, servers, streamed, writing
-from loadtest.weights.table import Row
 from loadtest.weights.terms import Terms
 
 

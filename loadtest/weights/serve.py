@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from statistics import mean
 
 from loadtest.asking import Failed
+from loadtest.goals import Row, at_least, none_of
+from loadtest.goals import beside as no_goal
 from loadtest.prompts import Prompts
 from loadtest.report import percentile
 from loadtest.weights.changes import Change, Changes
 from loadtest.weights.commits import Told, beside, settled
 from loadtest.weights.load import NEW_TOKENS, PROMPT_TOKENS, Asked, Loader, Run
 from loadtest.weights.oracle import oracle
-from loadtest.weights.table import Row, at_least, none_of
-from loadtest.weights.table import beside as no_goal
 from loadtest.weights.terms import Subject, Terms, subject
 
 STREAMS = 16

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 
+from loadtest.goals import Row, at_least, at_most
 from loadtest.metrics import Counters, counters
 from loadtest.prompts import Prompts
 from loadtest.report import percentile
@@ -14,7 +15,6 @@ from loadtest.weights.changes import Changes
 from loadtest.weights.commits import beside, settled
 from loadtest.weights.load import Loader
 from loadtest.weights.serve import OFTEN_S
-from loadtest.weights.table import Row, at_least, at_most
 from loadtest.weights.terms import Subject, Terms, subject
 from pdbus.bus.bus import Bus, connect
 from pdbus.bus.presence import Fleet

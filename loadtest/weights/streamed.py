@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from loadtest.goals import Row, at_least, at_most, none_of
 from loadtest.streaming import measure as streaming
-from loadtest.weights.table import Row, at_least, at_most, none_of
 from loadtest.weights.terms import Terms
 
 _SHARE = 0.2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadtest.weights.table import Row, beside
+from loadtest.goals import Row, beside
 from loadtest.weights.terms import Terms, subject
 from loadtest.writers import branch_pushes, shared_pushes
 

@@ -6,22 +6,22 @@ import argparse
 import asyncio
 import json
 import os
-import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from loadtest.processes import process
 from loadtest.tiny import tiny_checkpoint
 from loadtest.weights_rows.measure import RowsReport, measure
 from pdbus.bus.bus import connect
 from pdbus.bus.presence import Fleet
 from pdbus.context import Deadline
+from pdbus.stack.launcher import lifeline_pipe
 from pdbus.stack.nats_server import embedded_nats
 
 MODEL = "rows"
-_END_S = 15.0
 
 
 @asynccontextmanager
@@ -29,28 +29,23 @@ async def serving(servers: int = 1) -> AsyncIterator[str]:
     """The URL of a NATS server at which so many param-servers serve a small model by the name of `rows`."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = tiny_checkpoint(Path(folder, "checkpoint"))
-        async with embedded_nats(Path(folder, "nats")) as nats, connect(nats.url, name="loadtest") as bus:
-            children = []
-            try:
-                for number in range(servers):
-                    own = {"PDBUS_ID": f"rows-{number}", "PDBUS_DATA": f"{folder}/{number}", "NATS_URL": nats.url}
-                    own |= {"PDBUS_MODEL": MODEL, "PDBUS_CHECKPOINT": str(checkpoint)}
-                    children.append(
-                        await asyncio.create_subprocess_exec(
-                            *(sys.executable, "-m", "pdbus.param_server"), env={**os.environ, **own}
-                        )
-                    )
-                async with Fleet(bus) as fleet:
-                    await fleet.wait_for(
-                        lambda fleet: sum(card.state == "ready" for card in fleet.live("param_server")) == servers,
-                        Deadline.after(60),
-                    )
-                yield nats.url
-            finally:
-                for child in children:
-                    child.terminate()
-                for child in children:
-                    await asyncio.wait_for(child.wait(), _END_S)
+        async with (
+            embedded_nats(Path(folder, "nats")) as nats,
+            connect(nats.url, name="loadtest") as bus,
+            Fleet(bus) as fleet,
+            AsyncExitStack() as life,
+        ):
+            lifeline = life.enter_context(lifeline_pipe())
+            shared = {"NATS_URL": nats.url, "PDBUS_MODEL": MODEL, "PDBUS_CHECKPOINT": str(checkpoint)}
+            for number in range(servers):
+                own = {"PDBUS_ID": f"rows-{number}", "PDBUS_DATA": f"{folder}/{number}"}
+                env = {**os.environ, **shared, **own, "PDBUS_LIFELINE_FD": str(lifeline)}
+                await life.enter_async_context(process(["-m", "pdbus.param_server"], env, lifeline))
+            await fleet.wait_for(
+                lambda fleet: sum(card.state == "ready" for card in fleet.live("param_server")) == servers,
+                Deadline.after(60),
+            )
+            yield nats.url
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:

@@ -9,9 +9,10 @@ import msgspec
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
+from loadtest.fuzz.noise import message_type
 from pdbus.bus.codec import decode
 from pdbus.errors import InvalidRequest
-from pdbus.subjects import Bulk, Event, Log, Rpc, StreamRpc, Subject, Work
+from pdbus.subjects import Subject
 from tests.support.wire_values import instances
 
 _LEAVES = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary()
@@ -20,18 +21,6 @@ _TREES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
-
-
-def message_type(subject: Subject) -> type[Any] | None:
-    """What travels there; None for bulk frames, which have their own layout."""
-    match subject:
-        case Rpc() | StreamRpc():
-            return subject.request
-        case Event() | Log() | Work():
-            return subject.message
-        case Bulk():
-            return None
-    raise TypeError(f"{subject!r} is of no known kind")
 
 
 def garbage(subject: Subject, count: int) -> list[bytes]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from rich.table import Column, Table
-
 from pdbus.client.weights import Seal
 from pdbus.stack.attach import Target
-from pdbus.stack.view import wide_console
+from pdbus.stack.view import print_rows, wide_console
 from pdbus.stack.weights import opened
 from pdbus.stack.weights_log import short
 
@@ -20,13 +18,7 @@ def show_branches(target: Target) -> int:
         return [(one.name, str(one.entries), str(one.sealed.upto) if one.sealed else "never") for one in states]
 
     rows = asyncio.run(find())
-    if not rows:
-        wide_console().print("there are no branches")
-        return 0
-    table = Table("branch", Column("entries", justify="right"), Column("sealed up to", justify="right"), box=None)
-    for row in rows:
-        table.add_row(*row)
-    wide_console().print(table)
+    print_rows(rows, "branch", "entries", "sealed up to", nothing="there are no branches")
     return 0
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 _WIDE = 200
 
@@ -18,6 +19,17 @@ def wide_console() -> Console:
     """For tables: as wide as the terminal, and never cut where there is none."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_WIDE)
+
+
+def print_rows(rows: Sequence[Sequence[str]], name: str, *figures: str, nothing: str) -> None:
+    """A table of names and their figures, or what is said where there are none."""
+    if not rows:
+        wide_console().print(nothing)
+        return
+    table = Table(name, *(Column(figure, justify="right") for figure in figures), box=None)
+    for row in rows:
+        table.add_row(*row)
+    wide_console().print(table)
 
 
 class View:

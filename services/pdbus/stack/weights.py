@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Column, Table
 
 from pdbus.client.weights import Update, Weights
 from pdbus.client.weights.lineage import FINGERPRINT
@@ -19,7 +18,7 @@ from pdbus.errors import DeadlineExceeded
 from pdbus.messages.common import Digest
 from pdbus.model.checkpoint import Checkpoint, open_checkpoint
 from pdbus.stack.attach import Target, attached
-from pdbus.stack.view import wide_console
+from pdbus.stack.view import print_rows, wide_console
 from pdbus.stack.weights_log import short
 
 _PUSH_S = 600.0
@@ -108,13 +107,7 @@ def diff(target: Target, old: str, new: str) -> int:
         return [(one.name, f"{len(one.blocks)} of {one.of}", f"{one.bytes / 1e6:.2f}") for one in found]
 
     rows = asyncio.run(find())
-    if not rows:
-        wide_console().print("no tensor differs")
-        return 0
-    table = Table("tensor", Column("blocks", justify="right"), Column("MB", justify="right"), box=None)
-    for row in rows:
-        table.add_row(*row)
-    wide_console().print(table)
+    print_rows(rows, "tensor", "blocks", "MB", nothing="no tensor differs")
     return 0
 
 

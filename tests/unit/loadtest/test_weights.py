@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from loadtest.client import Observation, _take
+from loadtest.goals import at_least, at_most, beside, missed, none_of, table
 from loadtest.tiny import tiny_checkpoint
 from loadtest.weights.changes import Changes
 from loadtest.weights.commits import Told
@@ -16,7 +17,6 @@ from loadtest.weights.known import Watch
 from loadtest.weights.load import Asked, Run
 from loadtest.weights.oracle import evenly
 from loadtest.weights.serve import Pairs
-from loadtest.weights.table import at_least, at_most, beside, missed, none_of, table
 from loadtest.weights.zipf import Zipf
 from pdbus.messages.presence import Card
 

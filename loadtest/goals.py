@@ -1,12 +1,17 @@
-"""The lines of the report: what was to be shown, what was measured, and whether that is enough. Pure."""
+"""Reports by goal: what was to be shown, what was measured, and whether that is enough."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import argparse
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import uvloop
+
 from loadtest.markdown import markdown
+from loadtest.measurement import report
 
 _SAID = {True: "yes", False: "no", None: "-"}
 
@@ -56,3 +61,14 @@ def table(sections: dict[str, Sequence[Row]]) -> str:
 def missed(sections: dict[str, Sequence[Row]]) -> list[str]:
     """The lines whose goals are not reached."""
     return [f"{name}: {row.what}" for name, rows in sections.items() for row in rows if row.reached is False]
+
+
+def concluded(given: argparse.Namespace, measuring: Coroutine[None, None, dict[str, Sequence[Row]]]) -> int:
+    """Runs the measurement of a command, and tells what it found; returns the exit code: 1 where a goal is missed."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        found = runner.run(measuring)
+    rows = {name: [asdict(row) for row in own] for name, own in found.items()}
+    report(given, table(found), {"sections": rows})
+    for line in missed(found):
+        print(f"not reached: {line}")
+    return 1 if missed(found) else 0
