@@ -56,15 +56,17 @@ class ProcessFaults:
         before = self.fleet.card(name)
         fault = Fault("kill -9" if kind == "kill" else "SIGSTOP", name, time.monotonic())
         self.all.append(fault)
-        with contextlib.suppress(ProcessLookupError):
-            if kind == "kill":
-                os.kill(pid, signal.SIGKILL)
-            else:
-                await self._stop(pid)
         old = before.incarnation if before and kind == "kill" else ""
-
-        self._coming.append(asyncio.create_task(self._comes_back(fault, old)))
-        await asyncio.shield(self._coming[-1])
+        try:
+            with contextlib.suppress(ProcessLookupError):
+                if kind == "kill":
+                    os.kill(pid, signal.SIGKILL)
+                else:
+                    await self._stop(pid)
+        finally:  # also where the run ends meanwhile: whoever was stopped has to come back
+            coming = asyncio.create_task(self._comes_back(fault, old))
+            self._coming.append(coming)
+        await asyncio.shield(coming)
 
     async def back(self) -> None:
         """Returns when what was struck is back, or won't be."""
