@@ -207,9 +207,10 @@ class Admission:
         if not self._taken and not ahead:
             return 0.0
         known, now, beside = self._throughput, self._now(), self._beside(weight)
-        raw_s, rate = known.raw_s(demand.cost, beside, now), known.rate(beside, now)
-        if raw_s is None or not rate:
+        rate = known.rate(beside, now)
+        if not rate:
             return 0.0
+        raw_s = demand.cost * beside / rate
         return max(ahead / rate + known.seconds(raw_s, now) - deadline.remaining_s, 0.0)
 
     def _beside(self, weight: int) -> int:
