@@ -35,7 +35,7 @@ from pdbus.peers.background import Background
 from pdbus.peers.history import HistoryFollower
 from pdbus.subjects import WEIGHTS_PREPARE, WEIGHTS_STAGE
 from pdbus.tasks import cancelled
-from pdbus.weights.delta import applied
+from pdbus.weights.delta import Buffer, applied
 from pdbus.weights.history import History
 
 log = logging.getLogger(__name__)
@@ -145,8 +145,7 @@ class Staging:
                     block = coming[head.index] if 0 <= head.index < len(coming) else None
                     if block is None:
                         raise Corrupt("a block came that was not wanted")
-                    if content := await asyncio.to_thread(self._made, block, head, memoryview(body)):
-                        await asyncio.to_thread(pack.add, block.digest, memoryview(content))
+                    await asyncio.to_thread(self._add, pack, block, head, memoryview(body))
         finally:
             if not opened.done():
                 opened.set_exception(Unavailable(f"{self._server} could not open a stream"))
@@ -164,16 +163,21 @@ class Staging:
             raise
         await asyncio.to_thread(writing.__exit__, None, None, None)
 
-    def _made(self, block: StagedBlock, head: StagedHead, body: memoryview) -> bytes | None:
-        """The block itself; None where what came doesn't make it: Prepare will tell that it is missing."""
+    def _add(self, pack: PackWriter, block: StagedBlock, head: StagedHead, body: memoryview) -> None:
+        """Where what came doesn't make the block, Prepare will tell that it is missing."""
+        if content := self._made(block, head, body):
+            pack.add(block.digest, memoryview(content))
+
+    def _made(self, block: StagedBlock, head: StagedHead, body: memoryview) -> Buffer | None:
+        """The block itself; None where what came doesn't make it."""
         base = self._store.read(block.base) if block.base else None
         if block.form != "whole" and base is None:
             return None
         if not 0 <= head.unpacked <= _LARGEST_BLOCK:
             raise Corrupt("a block that unpacks to more than a block may have")
         try:
-            content = unpack(bytes(body), head.unpacked) if head.unpacked else body
-            made = applied(block.form, base or b"", content)
+            content: Buffer = unpack(body, head.unpacked) if head.unpacked else body
+            made = content if block.form == "whole" else applied(block.form, base or b"", content)
         except (Corrupt, ValueError) as error:
             log.info("block %s can't be made of what came: %s", block.digest.hex()[:12], error)
             return None

@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 class BlockStore:
     """Blocks by digest, in packs. May be used from any thread.
 
-    A block's content is checked against its digest when it is first read; one that fails counts as absent from then on,
-    so that it is fetched again."""
+    A block's content is checked against its digest before it is written, and when it is first read after the store was
+    opened; one that fails counts as absent from then on, so that it is fetched again."""
 
     def __init__(self, folder: Path, model: str) -> None:
         self.folder = folder
@@ -122,11 +122,14 @@ class BlockStore:
 
     @contextmanager
     def writing(self) -> Iterator[PackWriter]:
-        """A new pack; what was added is there once the scope is left without an error. An empty one leaves no trace."""
+        """A new pack of blocks that the caller has checked; what was added is there once the scope is left without an
+        error. An empty one leaves no trace."""
         with PackWriter(self.folder / f"{next(self._numbers):08d}.pack") as writer:
             yield writer
             if len(writer):
-                self._adopt(writer.finish())
+                pack = writer.finish()
+                self._adopt(pack)
+                self._checked |= pack.spans.keys()
 
     def remove(self, packs: Iterable[Pack]) -> None:
         """Deletes packs, with those of their blocks that no other pack holds. Whoever reads one goes on reading.

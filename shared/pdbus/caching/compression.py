@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import zstandard
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 LEVEL = 3
 _SMALLEST = 512
@@ -11,25 +15,26 @@ _SAMPLES = 4
 _SAMPLE_BYTES = 4096
 _UNKNOWN_SIZE = -1
 """Of a frame that does not say it: then zstandard keeps to what it is told."""
-_WORTH = 0.85
-"""Keep the compressed form only if it is at most this part of the original: below that, decompression costs more
-time at each hit than the memory is worth."""
+WORTH = 0.85
+"""Of what is kept, the compressed form pays if it is at most this part of the original: above that, decompression costs
+more time at each hit than the memory is worth."""
 
 
-def pack(value: bytes) -> bytes | None:
-    """The compressed form of `value`, or None where it doesn't pay. Releases the GIL for the main part of its work."""
+def pack(value: Buffer, *, level: int = LEVEL, worth: float = WORTH) -> bytes | None:
+    """The compressed form of `value`, or None where it would be larger than `worth` times that. Releases the GIL for
+    the main part of its work."""
     if len(value) < _SMALLEST:
         return None
-    compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True)
+    compressor = zstandard.ZstdCompressor(level=level, write_content_size=True)
     if len(value) > 2 * _SAMPLES * _SAMPLE_BYTES:
         sample = _sample(value)
-        if len(compressor.compress(sample)) > _WORTH * len(sample):
+        if len(compressor.compress(sample)) > worth * len(sample):
             return None
     packed = bytes(compressor.compress(value))
-    return packed if len(packed) <= _WORTH * len(value) else None
+    return packed if len(packed) <= worth * len(value) else None
 
 
-def unpack(packed: bytes, size: int) -> bytes:
+def unpack(packed: Buffer, size: int) -> bytes:
     """The original of `size` bytes. Raises ValueError if it isn't that, before anything larger is made.
 
     A frame says by itself what it unpacks to, and zstandard makes room for that, whatever it is told."""
@@ -44,7 +49,7 @@ def unpack(packed: bytes, size: int) -> bytes:
     return value
 
 
-def _sample(value: bytes) -> bytes:
+def _sample(value: Buffer) -> bytes:
     """Pieces from evenly spaced places: a header or a run of zeros alone must not decide."""
     step = (len(value) - _SAMPLE_BYTES) // (_SAMPLES - 1)
     return b"".join(value[at * step : at * step + _SAMPLE_BYTES] for at in range(_SAMPLES))

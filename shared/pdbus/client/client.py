@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeVar
 
-from pdbus.backoff import RetryBudget, backoff_s
+from pdbus.backoff import RetryBudget
 from pdbus.bus.bus import Bus
 from pdbus.bus.bus import connect as connect_bus
 from pdbus.caching.feature_key import feature_name
 from pdbus.client.embeddings import Embeddings, embed_all
 from pdbus.client.jobs import Jobs
 from pdbus.client.resume import Object, Resumed
+from pdbus.client.retries import Retries
 from pdbus.client.weights import Weights
 from pdbus.context import DEFAULT_PRIORITY, Deadline, RequestContext, new_id
 from pdbus.errors import Corrupt, PdbusError
@@ -63,7 +63,7 @@ class Client:
         self._budget = RetryBudget(time.monotonic())
         self.weights = Weights(bus, self._name)
         """Updates and versions of the model. `connect` ends what it starts; else its `close` does."""
-        self.jobs = Jobs(bus, model, self._context, self._call, self._back_off)
+        self.jobs = Jobs(bus, model, self._context, self._call, self._retries)
         """Work that must not be lost."""
 
     async def chat(self, messages: Sequence[Object], *, timeout_s: float | None = None, **fields: Any) -> Object:
@@ -133,21 +133,21 @@ class Client:
             Deadline.after(timeout_s or self._timeout_s), api_key=self._api_key, priority=self._priority
         )
 
+    def _retries(self, ctx: RequestContext) -> Retries:
+        return Retries(self._budget, self._rng, ctx)
+
     async def _call(self, to: To[Q, R], request: Q, ctx: RequestContext) -> R:
-        retries = 0
-        self._budget.asked()
+        retries = self._retries(ctx)
         while True:
             try:
                 return await self._bus.call(to, request, ctx)
             except PdbusError as error:
-                retries += 1
-                await self._back_off(error, retries, ctx)
+                await retries.failed(error)
 
     async def _whole(self, endpoint: Endpoint, body: Object, timeout_s: float | None) -> Object:
         ctx = self._context(timeout_s)
         request = InferRequest(endpoint, {"model": self._model, **body, "stream": False}, new_id())
-        retries = 0
-        self._budget.asked()
+        retries = self._retries(ctx)
         while True:
             try:
                 async with self._bus.stream(self._to, request, ctx) as replies:
@@ -155,8 +155,7 @@ class Client:
                         return reply.data
                 raise Corrupt("the router ended without an answer")
             except PdbusError as error:
-                retries += 1
-                await self._back_off(error, retries, ctx)
+                await retries.failed(error)
 
     @asynccontextmanager
     async def _stream(
@@ -170,8 +169,7 @@ class Client:
             await chunks.aclose()
 
     async def _chunks(self, endpoint: Endpoint, body: Object, ctx: RequestContext) -> AsyncGenerator[Object, None]:
-        key, resumed, retries = new_id(), Resumed(), 0
-        self._budget.asked()
+        key, resumed, retries = new_id(), Resumed(), self._retries(ctx)
         while True:
             if resumed.fingerprint is not None:  # the rest has to come from the version that the beginning came from
                 body = {**body, "model": f"{self._name}@{resumed.fingerprint}"}
@@ -182,23 +180,11 @@ class Client:
                     async for reply in replies:
                         new = resumed.new(reply.data)
                         if new is not None:
-                            retries = 0
+                            retries.progressed()
                             yield new
                 return
             except PdbusError as error:
-                retries += 1
-                await self._back_off(error, retries, ctx)
-
-    async def _back_off(self, error: PdbusError, retries: int, ctx: RequestContext) -> None:
-        """Raises `error` where repeating can't help or no time is left."""
-        if not error.retryable:
-            raise error
-        wait_s = max(backoff_s(retries, self._rng), (error.retry_after_s or 0.0) * self._rng.uniform(0.5, 1.0))
-        wait_s += self._budget.take(time.monotonic())
-        if wait_s >= ctx.deadline.remaining_s:
-            self._budget.put_back()
-            raise error
-        await asyncio.sleep(wait_s)
+                await retries.failed(error)
 
 
 @asynccontextmanager

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from pdbus.bus.bus import Bus
+from pdbus.client.retries import Retries
 from pdbus.context import RequestContext, new_id
 from pdbus.errors import Cancelled, DeadlineExceeded, PdbusError, WireError
 from pdbus.messages.jobs import JobEndpoint, JobSubmit, JobTold, JobWanted
@@ -36,15 +37,15 @@ class Jobs:
         model: str,
         context: Callable[[float | None], RequestContext],
         call: Call,
-        back_off: Callable[[PdbusError, int, RequestContext], Awaitable[None]],
+        retries: Callable[[RequestContext], Retries],
     ) -> None:
-        """`model`: as given to `connect`. `back_off`: raises the error where asking again can't help."""
+        """`model`: as given to `connect`."""
         self._bus = bus
         self._named = model
         self._model = model.partition("@")[0]
         self._context = context
         self._call = call
-        self._back_off = back_off
+        self._retries = retries
 
     async def submit(
         self,
@@ -79,21 +80,21 @@ class Jobs:
 
     async def progress(self, id: str, *, timeout_s: float = 600.0) -> AsyncIterator[JobTold]:
         """Its state at each change, the last one once it has ended; goes on with another router when one dies."""
-        ctx, retries = self._context(timeout_s), 0
+        ctx = self._context(timeout_s)
+        retries = self._retries(ctx)
         before: JobTold | None = None
         while True:
             try:
                 async with self._bus.stream(JOB_WATCH(model=self._model), JobWanted(id), ctx) as states:
                     async for told in states:
-                        retries = 0
+                        retries.progressed()
                         if told != before:
                             yield told
                         before = told
                         if told.final:
                             return
             except PdbusError as error:
-                retries += 1
-                await self._back_off(error, retries, ctx)
+                await retries.failed(error)
 
     async def cancel(self, id: str, *, timeout_s: float | None = None) -> JobTold:
         """Ends it, unless it has ended: then its result stays."""

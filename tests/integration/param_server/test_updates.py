@@ -147,6 +147,7 @@ async def test_an_update_that_is_left_leaves_nothing(rig: ParamServers, weights:
     head = await _head(weights)
     async with weights.begin() as update:
         await update.stage(Q0, np.zeros((await weights.manifest(head)).tensors[Q0].shape, np.float32))
+        await update._stager.settle()
     assert await _head(weights) == head
     for server in rig.running.values():
         await until(lambda server=server: not list(server._staging.transactions) and not server._staging._taking)
@@ -161,6 +162,7 @@ async def test_a_coordinator_that_dies_is_aborted_after_its_deadline(rig: ParamS
         context = dying.begin(timeout_s=3.0)
         update = await context.__aenter__()
         await update.stage_elements(NORM, [0], [5.0])
+        await update._stager.settle()
         await dying.close()  # and nothing more is heard of it
     assert any(list(server._staging.transactions) for server in rig.running.values())
     for server in rig.running.values():
@@ -170,6 +172,7 @@ async def test_a_coordinator_that_dies_is_aborted_after_its_deadline(rig: ParamS
 async def test_a_transaction_outlives_a_restart_of_its_server(rig: ParamServers, weights: Weights) -> None:
     async with weights.begin() as update:
         await update.stage_elements(NORM, [0], [5.0])
+        await update._stager.settle()
         for name in ("a", "b"):
             await rig.stop(name)
             await rig.start(name)
@@ -256,3 +259,14 @@ async def test_a_commit_that_gets_no_answer_is_told_as_what_became_of_it(
             assert (await weights.history()).head("stable") == update.parent
             with pytest.raises(Conflict):
                 await update.commit()  # however late it comes
+
+
+async def test_what_changes_before_it_has_travelled_is_noticed(rig: ParamServers, weights: Weights) -> None:
+    head = await _head(weights)
+    async with weights.begin() as update:
+        values = np.ones(update.tensor(Q0).shape, np.float32)
+        await update.stage(Q0, values)
+        values[0, 0] = 2.0
+        with pytest.raises(InvalidRequest, match=rf"{Q0} changed while it was being pushed"):
+            await update.commit()
+    assert await _head(weights) == head

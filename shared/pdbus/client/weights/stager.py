@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 
 from pdbus.backoff import backoff_s
 from pdbus.bus.bus import Bus
 from pdbus.bus.presence import Fleet
+from pdbus.bus.transport import Buffer
 from pdbus.caching.compression import pack
 from pdbus.canonical import content_digest
 from pdbus.client.weights.edits import NewBlock
@@ -20,11 +22,18 @@ from pdbus.messages.common import Digest
 from pdbus.messages.param_server import Prepare, Stage, StagedBlock
 from pdbus.peers.history import HistoryFollower
 from pdbus.subjects import TRANSFER, WEIGHTS_PREPARE, WEIGHTS_STAGE
+from pdbus.tasks import cancelled
 from pdbus.weights.placement import REPLICAS, ranked
 
 _MOST_BLOCKS = 512
 _MOST_BYTES = 64 << 20
 """Of one stream: what is lost with it is sent again."""
+_BATCH_BYTES = 16 << 20
+"""So much waits here to travel together: each stream costs both ends its round trips, and the server a pack."""
+_PACKED_BYTES = 2 << 20
+"""Packed in one turn of a thread, while what was packed before travels."""
+_LEVEL, _WORTH = 1, 0.6
+"""Of zstd: what it saves less of, a local network brings sooner than both ends pack and unpack it."""
 _MOST_DIGESTS = 4096
 _AT_ONCE = 4
 _ANSWER_S = 10.0
@@ -50,6 +59,7 @@ class Stager:
         self._rng = random.Random()  # noqa: S311 - spreads retries
         self._blocks: dict[Digest, NewBlock] = {}
         self._everywhere: set[Digest] = set()
+        self._waiting: dict[Digest, NewBlock] = {}
         self.sent_bytes = 0
         """Of block contents, as they travelled."""
 
@@ -60,15 +70,23 @@ class Stager:
         return tuple(card.id for card in cards if card.model == self._model and card.id in members)
 
     async def send(self, blocks: Sequence[NewBlock], *, everywhere: bool = False) -> None:
-        """Sends blocks to their owners, or to every server. A server that fails is left to `settle`.
+        """Blocks for their owners, or for every server. They travel once enough of them wait, or with `settle`, which
+        is also left with a server that fails. Their memory must stay as it is until then.
 
-        Raises DeadlineExceeded where no server is there."""
+        Raises DeadlineExceeded where no server is there, Conflict where the transaction has ended."""
         distinct = {block.digest: block for block in blocks}
         self._blocks |= distinct
+        self._waiting |= distinct
         if everywhere:
             self._everywhere |= distinct.keys()
-        await self._somebody()
-        await self._send(self._places(distinct.values()))
+        if sum(len(block.content) for block in self._waiting.values()) >= _BATCH_BYTES:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        if self._waiting:
+            await self._somebody()
+            blocks, self._waiting = self._waiting, {}
+            await self._send(self._places(blocks.values()))
 
     async def settle_for_good(self) -> None:
         """As `settle`, and keeps none of the blocks: for updates that are larger than memory."""
@@ -79,6 +97,7 @@ class Stager:
     async def settle(self) -> None:
         """Returns once every block is durable on as many owners as there can be. Raises DeadlineExceeded, Conflict
         where the transaction has ended meanwhile."""
+        await self._flush()
         retries = 0
         while lacking := await self._lacking():
             retries += 1
@@ -124,7 +143,7 @@ class Stager:
         try:
             async with asyncio.TaskGroup() as group:
                 for server, blocks in places.items():
-                    for part in _parts(blocks):
+                    for part in _cut(blocks, _MOST_BYTES):
                         group.create_task(send(server, part))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
@@ -142,16 +161,15 @@ class Stager:
         if all(reply.have):
             return
         subject = TRANSFER.name(address=reply.address, stream=reply.stream)
-        async with self._bus.bulk.send(subject, self._deadline) as out:
-            for index, block in enumerate(blocks):
-                if reply.have[index]:
-                    continue
-                body = bytes(block.content) if whole or block.body is None else block.body
-                if block.body is None and content_digest(block.content) != block.digest:
-                    raise InvalidRequest(f"{block.tensor} changed while it was being pushed", param=block.tensor)
-                packed = await asyncio.to_thread(pack, body)
-                self.sent_bytes += len(packed or body)
-                await out.item(StagedHead(index, len(body) if packed else 0), packed or body)
+        index = {block.digest: at for at, block in enumerate(blocks)}
+        wanted = [block for block, have in zip(blocks, reply.have, strict=True) if not have]
+        async with (
+            self._bus.bulk.send(subject, self._deadline) as out,
+            aclosing(_packed_ahead(wanted, whole)) as packed,
+        ):
+            async for block, unpacked, body in packed:
+                self.sent_bytes += len(body)
+                await out.item(StagedHead(index[block.digest], unpacked), body)
 
     async def _lacking(self) -> dict[str, list[NewBlock]]:
         """What each server has still to be sent, by its own word; all, where it doesn't answer but is there."""
@@ -186,11 +204,37 @@ class Stager:
             raise DeadlineExceeded("no param-server is there to take the update") from None
 
 
-def _parts(blocks: Sequence[NewBlock]) -> Iterator[Sequence[NewBlock]]:
+async def _packed_ahead(blocks: Sequence[NewBlock], whole: bool) -> AsyncGenerator[tuple[NewBlock, int, Buffer], None]:
+    """As `_packed`; some are packed while those before them are sent."""
+    coming: asyncio.Task[list[tuple[NewBlock, int, Buffer]]] | None = None
+    try:
+        for some in (*_cut(blocks, _PACKED_BYTES), ()):
+            made, coming = coming, asyncio.create_task(asyncio.to_thread(_packed, some, whole)) if some else None
+            for item in await made if made else ():
+                yield item
+    finally:
+        await cancelled(coming)
+
+
+def _packed(blocks: Sequence[NewBlock], whole: bool) -> list[tuple[NewBlock, int, Buffer]]:
+    """What travels of each, and how many bytes that unpacks to (0: it isn't packed).
+
+    Raises InvalidRequest where a block that has to be sent again is no longer what it was."""
+    items: list[tuple[NewBlock, int, Buffer]] = []
+    for block in blocks:
+        if whole and content_digest(block.content) != block.digest:
+            raise InvalidRequest(f"{block.tensor} changed while it was being pushed", param=block.tensor)
+        body: Buffer = block.content if whole or block.body is None else block.body
+        packed = pack(body, level=_LEVEL, worth=_WORTH)
+        items.append((block, len(body) if packed else 0, packed or body))
+    return items
+
+
+def _cut(blocks: Sequence[NewBlock], most_bytes: int) -> Iterator[Sequence[NewBlock]]:
     part: list[NewBlock] = []
     size = 0
     for block in blocks:
-        if part and (len(part) >= _MOST_BLOCKS or size + len(block.content) > _MOST_BYTES):
+        if part and (len(part) >= _MOST_BLOCKS or size + len(block.content) > most_bytes):
             yield part
             part, size = [], 0
         part.append(block)

@@ -86,7 +86,7 @@ class Update:
         await append_abort(self._bus, self._model, self._terms.tx, reason, code)
 
     async def stage(self, name: str, value: Any, *, before: Any = None) -> int:
-        """The whole tensor. Returns how many of its blocks are new.
+        """The whole tensor, whose memory must stay as it is until the commit. Returns how many of its blocks are new.
 
         `before`: its content as far as the caller knows; where that is right, only what differs travels.
         Raises InvalidRequest for another shape than the tensor has, or values that are not finite; NotFound."""
