@@ -137,7 +137,7 @@ def test_a_flood_of_one_tenant_does_not_slow_another_down() -> None:
     """In simulated seconds: another's ITL p99 grows by at most 25 %, its TTFT by at most a chunk: here, a step."""
 
     async def flooded(crowd: int) -> tuple[float, float]:
-        async with rig(local_tokens=1 << 30, slots=16, step_s=STEP_S) as r:
+        async with rig(0, local_tokens=1 << 30, slots=16, step_s=STEP_S) as r:
             admission = r.router.frontend.admission
             flood = [asyncio.create_task(outcome(r, "flood", 60.0, 60)) for _ in range(crowd)]
             await asyncio.sleep(20 * STEP_S)
