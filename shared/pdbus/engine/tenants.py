@@ -9,11 +9,12 @@ heavier; and every eighth turn is in the order of arrival, so that nobody starve
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from itertools import groupby
 
 from pdbus.engine.sequence import Sequence
+from pdbus.kv.pages import PageTable
 
 HALF_LIFE_S = 10.0
 ANSWER_TOKEN = 4.0
@@ -86,20 +87,18 @@ class Tenants:
             chosen += sorted(own, key=lambda one: one.served)[:share]
         return chosen
 
-    def gives_way(self, able: Many[Sequence]) -> Sequence:
-        """The youngest of the tenant whose answers hold most pages; `able`: in order of admission, at least one."""
-        held: Counter[str] = Counter()
-        for one in able:
-            held[tenant_of(one)] += len(one.hold.pages)
-        most = max(held.values())
-        return next(one for one in reversed(able) if held[tenant_of(one)] == most)
+    def gives_way(self, able: Many[Sequence], held: Mapping[str, int]) -> Sequence:
+        """Of the lowest priority the youngest of the tenant that holds most pages; `able`: in order of admission, at
+        least one."""
+        least = min(one.ticket.priority for one in able)
+        able = [one for one in able if one.ticket.priority == least]
+        most = max(held.get(tenant_of(one), 0) for one in able)
+        return next(one for one in reversed(able) if held.get(tenant_of(one), 0) == most)
 
-    def below_share(self, tenant: str, wanted: int, pages: int, sequences: Many[Sequence]) -> bool:
+    def below_share(self, tenant: str, wanted: int, pages: PageTable) -> bool:
         """With so many more pages it has no more than its part of all of them, and others are there to take from."""
-        held = {tenant: wanted}
-        for one in sequences:
-            held[tenant_of(one)] = held.get(tenant_of(one), 0) + len(one.hold.pages)
-        return len(held) > 1 and held[tenant] * len(held) <= pages
+        tenants = len(pages.held.keys() | {tenant})
+        return tenants > 1 and (pages.held.get(tenant, 0) + wanted) * tenants <= pages.total
 
     def _rank(self, sequence: Sequence) -> tuple[int, float, str]:
         tenant = tenant_of(sequence)

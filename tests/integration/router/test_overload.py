@@ -99,7 +99,7 @@ def test_at_three_times_what_the_fleet_can_do(changed: float) -> None:
             over = await arrivals(r, 3 * most, OVER_S)
             took_s = time.monotonic() - begun
             slower.cancel()
-            mean = most / (1 / 3 + changed * 2 / 3)
+            mean = most * (1 / 3 + 2 / 3 / changed)
             await r.until_idle()
             after = [await outcome(r) for _ in range(3)]
             assert [one.code for one in after] == [""] * 3

@@ -158,6 +158,54 @@ def test_where_pages_run_out_the_tenant_that_holds_most_gives_way_to_one_below_i
     assert all(one not in plan.preempted for one in flood[:2])
 
 
+def test_pages_that_are_reserved_count_as_the_tenant_s() -> None:
+    plan = scheduler(pages=20, shelf=Shelf())
+    clock = Clock(plan)
+    with plan.pages.hold("quiet") as lease, plan.pages.hold("flood") as other:
+        lease.allocate(9)
+        other.allocate(2)
+        clock.ask("flood", 15, 400)
+        clock.ask("flood", 15, 400)
+        clock.step()
+        clock.ask("quiet", 15, 4)
+        clock.step()
+        assert plan.preempted == []  # its lease has used its half up
+        lease.release()
+        clock.step()
+        assert [one.ticket.tenant for one in plan.running][-1] == "quiet"
+
+
+def test_the_lower_priority_gives_way_and_comes_back_last() -> None:
+    plan = scheduler(pages=13, shelf=Shelf())
+    clock = Clock(plan)
+    old, young = clock.ask("a", 15, 30, priority=3), clock.ask("a", 15, 30, priority=5)
+    clock.step()
+    high = clock.ask("a", 15, 8, priority=7)
+    clock.until_first(high)
+    assert plan.preempted == [old]
+    also = clock.ask("a", 15, 4, priority=3)
+    while high in plan.running:
+        clock.step()
+        assert young in plan.running
+        assert also not in plan.running
+    while plan.all:
+        clock.step()
+        assert also not in plan.running or old not in plan.preempted
+    assert [len(clock.told[one]) for one in (old, young, high, also)] == [30, 30, 8, 4]
+
+
+def test_below_its_share_a_tenant_takes_nothing_from_a_higher_priority() -> None:
+    plan = scheduler(pages=12, shelf=Shelf())
+    clock = Clock(plan)
+    for _ in range(2):
+        clock.ask("high", 20, 100, priority=7)
+    clock.step()
+    low = clock.ask("low", 15, 4, priority=3)
+    clock.step()
+    assert plan.preempted == []
+    assert plan.waiting[0] is low
+
+
 asked = st.lists(
     st.tuples(st.sampled_from("abc"), st.integers(1, 60), st.integers(1, 12), st.integers(0, 9)),
     min_size=1,
