@@ -16,13 +16,13 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 from opentelemetry.trace import SpanKind
 
-from pdbus.context import LONGEST_DEADLINE_S, Deadline
+from pdbus.context import Deadline, RequestContext
 from pdbus.errors import InvalidRequest, PdbusError
 from pdbus.router.answer import Answer
 from pdbus.router.demand import unread_demand
 from pdbus.router.frontend import Frontend
 from pdbus.router.http_body import read_body
-from pdbus.router.http_caller import IDENTITY, bearer_of, caller_of, trace_of
+from pdbus.router.http_caller import IDENTITY, bearer_of, read_caller, trace_of, unread_caller
 from pdbus.router.http_errors import ErrorBody, ErrorDetail, describe, headers_of
 from pdbus.router.http_events import events
 from pdbus.router.http_pages import OPEN_PAGES
@@ -151,9 +151,10 @@ async def _expected(http: web.Request) -> None:
 
 def _generate(frontend: Frontend, endpoint: Endpoint) -> Handler:
     async def handle(http: web.Request) -> web.StreamResponse:
-        _shed(frontend, http, endpoint)
+        unread = unread_caller(http)
+        _shed(frontend, http.content_length or 0, endpoint, unread.ctx)
         request = parse_json(endpoint, await read_body(http))
-        caller = caller_of(http, request.timeout_s)
+        caller = read_caller(http, unread, request.timeout_s)
         with observed(request, frontend.metrics, SpanKind.SERVER, trace_of(http)) as seen:
             async with frontend.answer(request, caller) as answer:
                 headers = {"x-request-id": caller.ctx.request_id, "X-Result-Cache": answer.source}
@@ -166,11 +167,10 @@ def _generate(frontend: Frontend, endpoint: Endpoint) -> Handler:
     return handle
 
 
-def _shed(frontend: Frontend, http: web.Request, endpoint: Endpoint) -> None:
+def _shed(frontend: Frontend, body_bytes: int, endpoint: Endpoint, ctx: RequestContext) -> None:
     """Refuses what can't be served before anything of its body is read."""
-    ctx = caller_of(http, LONGEST_DEADLINE_S).ctx
     try:
-        frontend.admission.check(unread_demand(http.content_length or 0, ctx), ctx.deadline)
+        frontend.admission.check(unread_demand(body_bytes, ctx), ctx.deadline)
     except PdbusError as error:
         frontend.metrics.edge.finished(operation_of(endpoint), 0.0, error.code)
         raise
