@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import msgspec
 from aiohttp import web
@@ -17,7 +15,7 @@ from aiohttp.typedefs import Middleware
 from opentelemetry.trace import SpanKind
 
 from pdbus.context import Deadline, RequestContext
-from pdbus.errors import InvalidRequest, PdbusError
+from pdbus.errors import PdbusError
 from pdbus.router.answer import Answer
 from pdbus.router.demand import unread_demand
 from pdbus.router.frontend import Frontend
@@ -25,6 +23,7 @@ from pdbus.router.http_body import read_body
 from pdbus.router.http_caller import IDENTITY, bearer_of, read_caller, trace_of, unread_caller
 from pdbus.router.http_errors import ErrorBody, ErrorDetail, describe, headers_of
 from pdbus.router.http_events import events
+from pdbus.router.http_listen import listen, tls_of
 from pdbus.router.http_pages import OPEN_PAGES
 from pdbus.router.identity import Identities
 from pdbus.router.observe import Observed, observed, operation_of
@@ -80,7 +79,7 @@ async def serve_http(
     """`more`: routes beside those that answer at once.
 
     Raises OSError where the address can't be had, InvalidRequest for a certificate that can't be used."""
-    host, port, tls = settings.http_host, settings.http_port, _tls(settings.http_cert, settings.http_key)
+    host, port, tls = settings.http_host, settings.http_port, tls_of(settings.http_cert, settings.http_key)
     app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_errors, _identified(identities)])
     routes = [
         web.post("/v1/chat/completions", _generate(frontend, "chat.completions")),
@@ -103,7 +102,7 @@ async def serve_http(
     wire_log.addFilter(_of_ours)
     await runner.setup()
     try:
-        listening = _listen(host, port)
+        listening = listen(host, port)
         site = web.SockSite(runner, listening, backlog=1024, ssl_context=tls)
         await site.start()
         yield HttpServer(site, "https" if tls else "http", host, listening.getsockname()[1])
@@ -115,30 +114,6 @@ def _of_ours(record: logging.LogRecord) -> bool:
     """Not what a client did wrong: anybody could fill the log with it, and its headers, a key among them, are in it."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | ConnectionError | UnicodeError)
-
-
-def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    if cert is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(cert, key)
-    except (OSError, ValueError) as error:  # SSLError is an OSError
-        raise InvalidRequest(f"PDBUS_HTTP_CERT or PDBUS_HTTP_KEY can't be used: {error}") from None
-    return context
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-    except OSError:
-        listening.close()
-        raise
-    return listening
 
 
 async def _expected(http: web.Request) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pdbus.engine.pace import Pace
 from pdbus.engine.sequence import LayerReady, Sequence
 from pdbus.engine.tenants import Tenants, tenant_of
+from pdbus.errors import PdbusError
 from pdbus.messages.common import Digest
 
 
@@ -28,6 +29,15 @@ class Chunk:
     def layer_ready(self, layer: int) -> LayerReady:
         """What is told of it, before it is counted as computed."""
         return LayerReady(self.sequence, layer, self.sequence.computed, self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One round: what started, what ended without being computed, and what to compute, in separate passes."""
+
+    started: tuple[Sequence, ...]
+    failed: tuple[tuple[Sequence, PdbusError], ...]
+    groups: tuple[tuple[Chunk, ...], ...]
 
 
 def wait_for(early: Many[Chunk], layer: int) -> None:

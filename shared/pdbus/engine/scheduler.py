@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pdbus.context import HIGHEST_PRIORITY
-from pdbus.engine.chunks import Chunk, chunks_of, passes_of
+from pdbus.engine.chunks import Chunk, Turn, chunks_of, passes_of
 from pdbus.engine.pace import Pace
 from pdbus.engine.preemption import Preemption, Swap
 from pdbus.engine.sequence import Sequence
@@ -47,15 +47,6 @@ class Limits:
     """Prompt tokens in one step, over all sequences; at least a page."""
     running: int
     """Sequences in steps at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One round: what started, what ended without being computed, and what to compute, in separate passes."""
-
-    started: tuple[Sequence, ...]
-    failed: tuple[tuple[Sequence, PdbusError], ...]
-    groups: tuple[tuple[Chunk, ...], ...]
 
 
 class Scheduler:
