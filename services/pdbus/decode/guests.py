@@ -20,7 +20,7 @@ from pdbus.engine.version import Pin
 from pdbus.engine.worker import LOAD_S
 from pdbus.errors import Conflict, Corrupt, InvalidRequest, Overloaded, RootGone, StaleAttempt
 from pdbus.kv.codec import import_page
-from pdbus.kv.pages import PageHold
+from pdbus.kv.page_hold import PageHold
 from pdbus.kv.prefix import PageKey, page_keys
 from pdbus.messages.bulk import CacheHead
 from pdbus.messages.decode import Adopt, Adopted, PagesWanted
@@ -57,7 +57,7 @@ class Guests:
         worker = self._worker
         self._check(message)
         pin = await worker.versions.pin(message.root, ctx.deadline.within(LOAD_S))
-        hold = worker.core.pages.hold()
+        hold = worker.core.pages.hold(message.tenant)
         try:
             if len(message.tokens) > pin.version.config.max_positions:
                 raise InvalidRequest("more tokens than the context holds", param="tokens")

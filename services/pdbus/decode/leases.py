@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pdbus.engine.sequence import Key
 from pdbus.errors import Corrupt
 from pdbus.kv.format import PageFormat
-from pdbus.kv.pages import PageHold
+from pdbus.kv.page_hold import PageHold
 from pdbus.messages.bulk import KvHead
 from pdbus.messages.decode import KvFinal, Reserve
 

@@ -26,7 +26,7 @@ from pdbus.engine.versions import Versions
 from pdbus.engine.worker import LOAD_S, Worker
 from pdbus.errors import Cancelled, Conflict, InvalidRequest, Overloaded, StaleAttempt, TooLarge, Unavailable
 from pdbus.kv.codec import PagePool
-from pdbus.kv.pages import PageHold
+from pdbus.kv.page_hold import PageHold
 from pdbus.kv.swap_file import SwapFile
 from pdbus.messages.common import Ticket
 from pdbus.messages.decode import DecodeRun, Lease, Reserve
@@ -164,9 +164,9 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
             held.enter_context(pin)
             if not 0 < message.tokens < pin.version.config.max_positions:
                 raise InvalidRequest(f"KV of {message.tokens} tokens does not fit the context", param="tokens")
-            hold = self.core.pages.hold()
+            hold = self.core.pages.hold(message.tenant)
             held.callback(self.core.post, hold.release)
-            await self.core.call(lambda: self._allocate(hold, message.tokens, message.tenant))
+            await self.core.call(lambda: self._allocate(hold, message))
             # Another message of this attempt may have been served meanwhile; from here on nothing awaits.
             job = self._leased(message)
             if job is None:
@@ -177,13 +177,13 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
                 held.pop_all()
         return job
 
-    def _allocate(self, hold: PageHold, tokens: int, tenant: str) -> None:
-        """Pages for the prompt and the first token, such that every running answer can still grow by one; but none
-        before preempted answers have theirs back, unless the tenant holds less than its share."""
-        wanted = self.pool.format.pages_for(tokens + 1)
+    def _allocate(self, hold: PageHold, message: Reserve) -> None:
+        """Pages for the prompt and the first token, such that every running answer can still grow by one; as a prompt
+        that is read here would get them (engine/scheduler.py)."""
+        wanted = self.pool.format.pages_for(message.tokens + 1)
         if wanted > self.core.pages.total:
-            raise TooLarge(f"{tokens} tokens are more than this worker's KV pool holds", param="tokens")
-        if not self.core.make_room(tenant, wanted):
+            raise TooLarge(f"{message.tokens} tokens are more than this worker's KV pool holds", param="tokens")
+        if not self.core.make_room(message.tenant, message.priority, wanted):
             raise Overloaded("no KV pages are free here", retry_after_s=0.5)
         hold.allocate(wanted)
 

@@ -118,6 +118,7 @@ class Handoff:
             self._worker.versions.compute_class,
             ticket.deadline_ns,
             ticket.tenant,
+            ticket.priority,
         )
         rng = random.Random()  # noqa: S311 - jitter
         retries = 0

@@ -49,13 +49,13 @@ class Admission:
         most_bytes: int = 64 << 20,
         fleet_slots: Callable[[], int | None] = lambda: None,
         throughput: Throughput | None = None,
-        now: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] | None = None,
     ) -> None:
         """`fleet_slots`: how many the fleet has for this router now; None: that is not known."""
         self._throughput = throughput or Throughput()
         self._most_slots, self._fleet_slots = slots, fleet_slots
         self._most_waiting, self._most_bytes = most_waiting, most_bytes
-        self._now = now
+        self._now = now or time.monotonic
         self._rng = random.Random()  # noqa: S311 - spreads those that come again
         self._taken = 0
         self._held: Counter[str] = Counter()

@@ -122,6 +122,11 @@ class Answer:
         return sum(len(output.ids) for output in self.outputs)
 
     @property
+    def each_tokens(self) -> float:
+        """Of a choice, in the mean."""
+        return self.completion_tokens / len(self.outputs)
+
+    @property
     def cached_tokens(self) -> int:
         """Prompt tokens that were not computed again; with several choices of a prompt, what the luckiest one found."""
         if self._stored is not None:

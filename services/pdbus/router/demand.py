@@ -12,7 +12,9 @@ from pdbus.router.prompts import DEFAULT_COMPLETION_TOKENS
 from pdbus.router.throughput import PROMPT_TOKEN
 
 CHARS_PER_TOKEN = 4
+_FIRST_TOKENS = 128.0
 _SHARE = 0.05
+_MOST_TENANTS = 1024
 _ID_BYTES = 8
 _MOST_BYTES_PER_TOKEN = 8
 """Of JSON: text has four or so, ids up to seven."""
@@ -30,15 +32,23 @@ class Demand:
 
 
 class Demands:
-    """Of one router. What answers come to is learned: many end long before their limit."""
+    """Of one router. What answers come to is learned: many end long before their limit, and who asks for numbers gets
+    other lengths than who asks for stories. So it is learned by tenant, and of a new one that of all is believed."""
 
     def __init__(self) -> None:
-        self._usual_tokens = 128.0
+        self._of_all = _FIRST_TOKENS
+        self._by_tenant: dict[str, float] = {}
+        """Those that were answered last, the latest at the end."""
 
-    def answered(self, tokens: float, *, whole: bool) -> None:
+    def answered(self, tenant: str, tokens: float, *, whole: bool) -> None:
         """So many came to a choice."""
-        if whole:
-            self._usual_tokens += _SHARE * (tokens - self._usual_tokens)
+        if not whole:
+            return
+        usual = self._by_tenant.pop(tenant, self._of_all)
+        self._by_tenant[tenant] = usual + _SHARE * (tokens - usual)
+        self._of_all += _SHARE * (tokens - self._of_all)
+        if len(self._by_tenant) > _MOST_TENANTS:
+            del self._by_tenant[next(iter(self._by_tenant))]
 
     def of(self, request: GenerateRequest, ctx: RequestContext) -> Demand:
         texts: list[str | Sequence[int]] = [*request.prompts, *(message.content for message in request.messages)]
@@ -46,9 +56,8 @@ class Demands:
         most = request.max_tokens
         if most is None and request.endpoint == "completions":
             most = DEFAULT_COMPLETION_TOKENS
-        answer = self._usual_tokens if most is None else float(most)
-        if not request.ignore_eos:
-            answer = min(answer, max(self._usual_tokens, 1.0))
+        usual = max(self._by_tenant.get(ctx.tenant, self._of_all), 1.0)
+        answer = usual if most is None else float(most) if request.ignore_eos else min(usual, most)
         return Demand(ctx.tenant, ctx.priority, prompt * PROMPT_TOKEN + answer, sum(map(_bytes, texts)))
 
 

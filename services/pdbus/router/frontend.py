@@ -130,7 +130,7 @@ class Frontend:
             served.answer = answer
             spending.tokens(sum(len(prompt.ids) for prompt in plan.prompts))
             stack.callback(lambda: spending.tokens(answer.completion_tokens))
-            stack.callback(lambda: self._demands.answered(answer.completion_tokens / choices, whole=answer.whole))
+            stack.callback(lambda: self._demands.answered(caller.ctx.tenant, answer.each_tokens, whole=answer.whole))
             await stack.enter_async_context(answer)
             yield answer
             if recorder := self._bus.recorder:

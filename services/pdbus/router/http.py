@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import msgspec
 from aiohttp import web
@@ -16,15 +14,16 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 from opentelemetry.trace import SpanKind
 
-from pdbus.context import LONGEST_DEADLINE_S, Deadline
-from pdbus.errors import InvalidRequest, PdbusError
+from pdbus.context import Deadline, RequestContext
+from pdbus.errors import PdbusError
 from pdbus.router.answer import Answer
 from pdbus.router.demand import unread_demand
 from pdbus.router.frontend import Frontend
 from pdbus.router.http_body import read_body
-from pdbus.router.http_caller import IDENTITY, bearer_of, caller_of, trace_of
+from pdbus.router.http_caller import IDENTITY, bearer_of, read_caller, trace_of, unread_caller
 from pdbus.router.http_errors import ErrorBody, ErrorDetail, describe, headers_of
 from pdbus.router.http_events import events
+from pdbus.router.http_listen import listen, tls_of
 from pdbus.router.http_pages import OPEN_PAGES
 from pdbus.router.identity import Identities
 from pdbus.router.observe import Observed, observed, operation_of
@@ -80,7 +79,7 @@ async def serve_http(
     """`more`: routes beside those that answer at once.
 
     Raises OSError where the address can't be had, InvalidRequest for a certificate that can't be used."""
-    host, port, tls = settings.http_host, settings.http_port, _tls(settings.http_cert, settings.http_key)
+    host, port, tls = settings.http_host, settings.http_port, tls_of(settings.http_cert, settings.http_key)
     app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_errors, _identified(identities)])
     routes = [
         web.post("/v1/chat/completions", _generate(frontend, "chat.completions")),
@@ -103,7 +102,7 @@ async def serve_http(
     wire_log.addFilter(_of_ours)
     await runner.setup()
     try:
-        listening = _listen(host, port)
+        listening = listen(host, port)
         site = web.SockSite(runner, listening, backlog=1024, ssl_context=tls)
         await site.start()
         yield HttpServer(site, "https" if tls else "http", host, listening.getsockname()[1])
@@ -117,30 +116,6 @@ def _of_ours(record: logging.LogRecord) -> bool:
     return not isinstance(error, HttpProcessingError | ConnectionError | UnicodeError)
 
 
-def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    if cert is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(cert, key)
-    except (OSError, ValueError) as error:  # SSLError is an OSError
-        raise InvalidRequest(f"PDBUS_HTTP_CERT or PDBUS_HTTP_KEY can't be used: {error}") from None
-    return context
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-    except OSError:
-        listening.close()
-        raise
-    return listening
-
-
 async def _expected(http: web.Request) -> None:
     """As aiohttp's own, which fails where it repeats a header that is no text."""
     if http.headers.get("Expect", "").lower() != "100-continue":
@@ -151,9 +126,10 @@ async def _expected(http: web.Request) -> None:
 
 def _generate(frontend: Frontend, endpoint: Endpoint) -> Handler:
     async def handle(http: web.Request) -> web.StreamResponse:
-        _shed(frontend, http, endpoint)
+        unread = unread_caller(http)
+        _shed(frontend, http.content_length or 0, endpoint, unread.ctx)
         request = parse_json(endpoint, await read_body(http))
-        caller = caller_of(http, request.timeout_s)
+        caller = read_caller(http, unread, request.timeout_s)
         with observed(request, frontend.metrics, SpanKind.SERVER, trace_of(http)) as seen:
             async with frontend.answer(request, caller) as answer:
                 headers = {"x-request-id": caller.ctx.request_id, "X-Result-Cache": answer.source}
@@ -166,11 +142,10 @@ def _generate(frontend: Frontend, endpoint: Endpoint) -> Handler:
     return handle
 
 
-def _shed(frontend: Frontend, http: web.Request, endpoint: Endpoint) -> None:
+def _shed(frontend: Frontend, body_bytes: int, endpoint: Endpoint, ctx: RequestContext) -> None:
     """Refuses what can't be served before anything of its body is read."""
-    ctx = caller_of(http, LONGEST_DEADLINE_S).ctx
     try:
-        frontend.admission.check(unread_demand(http.content_length or 0, ctx), ctx.deadline)
+        frontend.admission.check(unread_demand(body_bytes, ctx), ctx.deadline)
     except PdbusError as error:
         frontend.metrics.edge.finished(operation_of(endpoint), 0.0, error.code)
         raise

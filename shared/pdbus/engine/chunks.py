@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from pdbus.engine.pace import Pace
 from pdbus.engine.sequence import LayerReady, Sequence
-from pdbus.engine.tenants import Tenants
+from pdbus.engine.tenants import Tenants, tenant_of
+from pdbus.errors import PdbusError
 from pdbus.messages.common import Digest
 
 
@@ -30,6 +31,15 @@ class Chunk:
         return LayerReady(self.sequence, layer, self.sequence.computed, self.tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One round: what started, what ended without being computed, and what to compute, in separate passes."""
+
+    started: tuple[Sequence, ...]
+    failed: tuple[tuple[Sequence, PdbusError], ...]
+    groups: tuple[tuple[Chunk, ...], ...]
+
+
 def wait_for(early: Many[Chunk], layer: int) -> None:
     """Returns once the layer's cached KV is there that these need. Raises Late."""
     for chunk in early:
@@ -43,6 +53,9 @@ def chunks_of(running: Many[Sequence], pace: Pace, page_tokens: int, turn: int, 
     active = [one for one in running if (one.ready or one.arriving) and not one.cancelled]
     prompts = sorted((one for one in active if one.remaining > 1), key=lambda one: one.served)
     answers = [one for one in active if one.remaining == 1]
+    floods = tenants.floods(answers)
+    answers, others = _apart(answers, floods)
+    prompts, more = _apart(prompts, floods)
     answers = tenants.in_step(answers, pace.answers(beside_prompts=bool(prompts)))
     tokens = dict.fromkeys(answers, 1)
     used = 0
@@ -51,10 +64,31 @@ def chunks_of(running: Many[Sequence], pace: Pace, page_tokens: int, turn: int, 
         shared = _shared(group, max(budget, 0), page_tokens)
         used += sum(shared.values())
         tokens |= shared
+    if others or more:
+        tokens |= _beside(others, more, pace.rows_beside(len(answers), used), tenants)
     chosen = [one for one in active if tokens.get(one)]
     for sequence in chosen:
         sequence.served = turn
     return tuple(Chunk(one, tokens[one], _first_layer(one)) for one in chosen)
+
+
+def _apart(ones: Many[Sequence], floods: set[str]) -> tuple[list[Sequence], list[Sequence]]:
+    """Those of other tenants, and those of these."""
+    own = [one for one in ones if tenant_of(one) not in floods]
+    return own, [one for one in ones if tenant_of(one) in floods]
+
+
+def _beside(answers: list[Sequence], prompts: Many[Sequence], rows: int, tenants: Tenants) -> dict[Sequence, int]:
+    """So many tokens in all, for those who flood the step. Where less than a page is left for a prompt, that is read by
+    fewer tokens, unless it has to be handed over by pages."""
+    tokens = dict.fromkeys(tenants.shared(answers, rows), 1)
+    rows -= len(tokens)
+    for sequence in tenants.first(sorted(prompts, key=lambda one: one.admitted)):  # to the end, one after another
+        if rows and not sequence.handoff and not sequence.arriving:
+            most = sequence.resumed - sequence.computed if _first_layer(sequence) else sequence.remaining
+            tokens[sequence] = min(rows, most)
+            rows -= tokens[sequence]
+    return tokens
 
 
 def _shared(prompts: Many[Sequence], budget: int, page_tokens: int) -> dict[Sequence, int]:

@@ -147,9 +147,9 @@ class Core:
 
     # What follows runs in the engine's thread.
 
-    def make_room(self, tenant: str, pages: int) -> bool:
+    def make_room(self, tenant: str, priority: int, pages: int) -> bool:
         """Whether so many pages can be had for a new sequence of the tenant (engine/scheduler.py)."""
-        return self._scheduler.make_room(tenant, pages) and self._scheduler.can_allocate(pages)
+        return self._scheduler.make_room(tenant, priority, pages) and self._scheduler.can_allocate(pages)
 
     def drop_root(self, kv_root: Digest) -> int:
         """Drops all pages made from it, and publishes none of those that running sequences still compute."""
@@ -201,8 +201,9 @@ class Core:
             [one.layer_ready(at) for one in group for at in range(one.first_layer) if one.sequence.handoff]
         )
         try:
-            # A step of single tokens ends sooner than the wait for Python's lock in each layer might take.
-            watched = early or any(chunk.tokens > 1 or chunk.sequence.handoff for chunk in group)
+            # A step of a few tokens ends sooner than the wait for Python's lock in each layer might take.
+            few = self._scheduler.limits.page_tokens
+            watched = early or any(chunk.tokens > few or chunk.sequence.handoff for chunk in group)
             outcomes = compute(self.pool, group, on_layer if watched else None)
         except (Abandoned, Late):  # nothing was counted as computed; the next turn removes what was cancelled
             for chunk in early:

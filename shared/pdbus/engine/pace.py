@@ -12,6 +12,12 @@ STEP_S = 0.05
 _LEAST_S = 1e-6
 _SHARE = 0.3
 """Of a newly measured value in the one that is believed."""
+_BESIDE = 0.2
+"""Of a step's time, that others' flood may add to it. The goal is 0.25 of its p99, measured times scatter."""
+_FADE = 0.05
+_LEAST_VARIANCE = 0.1
+_LEAST_ROW = 0.1
+"""What a row costs on top is taken to be at least this part of what each row has of a step."""
 
 
 class Pace:
@@ -26,6 +32,7 @@ class Pace:
         """Its part of such a step that each answer had: what one more costs is less."""
         self._token_s: float | None = None
         """Of a prompt token, beyond that."""
+        self._rows = _Line()
 
     @property
     def answers_s(self) -> float:
@@ -47,15 +54,56 @@ class Pace:
             return 1 << 30
         return max(int(STEP_S / self._answer_s / (2 if beside_prompts else 1)), 1)
 
+    def rows_beside(self, answers: int, prompt_tokens: int) -> int:
+        """How many answers, or tokens of prompts, may be added to such a step for those who flood it; at least one, or
+        they would starve."""
+        if not self._answer_s:
+            return 1
+        row_s = min(max(self._rows.slope, _LEAST_ROW * self._answer_s), self._answer_s)
+        step_s = self._rows.at(answers, row_s) + prompt_tokens * (self._token_s or row_s)
+        return max(int(_BESIDE * step_s / row_s), 1)
+
     def took(self, answers: int, prompt_tokens: int, taken_s: float) -> None:
-        """A step is over."""
-        if not prompt_tokens:
+        """A step is over. A few tokens of a prompt beside answers cost about what as many answers do."""
+        if not prompt_tokens or (answers and prompt_tokens < self._page_tokens):
+            rows = answers + prompt_tokens
             self._answers_s = _nearer(self._answers_s or None, taken_s)
-            self._answer_s = _nearer(self._answer_s, taken_s / answers) if answers else self._answer_s
+            if rows:
+                self._answer_s = _nearer(self._answer_s, taken_s / rows)
+                self._rows.add(rows, taken_s)
             return
         answers_s = self._answers_s if answers else 0.0
         token_s = max(taken_s - answers_s, 0.1 * taken_s, _LEAST_S) / prompt_tokens
         self._token_s = _nearer(self._token_s, token_s)
+
+
+class _Line:
+    """What a step takes by its rows, laid through those of late: least squares, the older ones fading."""
+
+    def __init__(self) -> None:
+        self._rows = self._taken_s = self._variance = self._covariance = 0.0
+        self._slope: float | None = None
+        self._any = False
+
+    def add(self, rows: int, taken_s: float) -> None:
+        if not self._any:
+            self._rows, self._taken_s, self._any = rows, taken_s, True
+            return
+        by, by_s = rows - self._rows, taken_s - self._taken_s
+        self._rows += _FADE * by
+        self._taken_s += _FADE * by_s
+        self._variance = (1 - _FADE) * (self._variance + _FADE * by * by)
+        self._covariance = (1 - _FADE) * (self._covariance + _FADE * by * by_s)
+        if self._variance >= _LEAST_VARIANCE:  # of steps alike nothing can be told
+            self._slope = self._covariance / self._variance
+
+    @property
+    def slope(self) -> float:
+        """Of one more row, as far as is known; else all that each has."""
+        return self._taken_s / max(self._rows, 1.0) if self._slope is None else self._slope
+
+    def at(self, rows: int, slope: float) -> float:
+        return max(self._taken_s + slope * (rows - self._rows), slope * rows)
 
 
 def _nearer(believed: float | None, measured: float) -> float:

@@ -1,16 +1,17 @@
 """Who gives its pages up when they run out, and when it gets them back. Pure: the copying is behind `Swap`.
 
-A preempted sequence owns no pages; its KV is kept elsewhere and comes back without being computed again. The youngest
-of the tenant that holds most goes first and the oldest comes back first; while any is away, only a tenant below its
-share gets new pages, so all get on.
+A preempted sequence owns no pages; its KV is kept elsewhere and comes back without being computed again. Of the lowest
+priority the youngest of the tenant that holds most goes first, and of the highest one the oldest comes back first.
+While any is away, only a tenant below its share or a higher priority gets new pages, so all get on.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from pdbus.context import HIGHEST_PRIORITY
 from pdbus.engine.sequence import Sequence
-from pdbus.engine.tenants import Tenants
+from pdbus.engine.tenants import Tenants, tenant_of
 from pdbus.kv.pages import PageTable
 
 
@@ -35,38 +36,42 @@ class Preemption:
 
     def __init__(self, pages: PageTable, page_tokens: int, swap: Swap | None, tenants: Tenants) -> None:
         self.sequences: list[Sequence] = []
-        """In order of admission."""
+        """In the order in which they come back."""
         self._pages, self._page_tokens, self._swap, self._tenants = pages, page_tokens, swap, tenants
 
-    def preempt(self, running: list[Sequence]) -> Sequence | None:
-        """Frees the pages of one of `running` whose KV can be kept; None where nothing is won by it.
+    def preempt(self, running: list[Sequence], most_priority: int = HIGHEST_PRIORITY) -> Sequence | None:
+        """Frees the pages of one of `running`, of this priority at most, whose KV can be kept; None where nothing is
+        won by it.
 
         One that hands its pages over, or is still being filled, can't let go of them."""
         able = [one for one in running if one.ready and not one.handoff and not one.cancelled]
+        able = [one for one in able if one.ticket.priority <= most_priority]
         if not self._swap or not able:
             return None
-        victim = self._tenants.gives_way(able)
+        victim = self._tenants.gives_way(able, self._pages.held)
         others_own_some = self._pages.used > len(victim.hold.pages)  # else nobody will ever give a page back
         if not others_own_some or not self._swap.save(victim):
             return None
         victim.hold.release()
         victim.resumed = 0  # only what is computed whole was kept
-        self._insert(self.sequences, victim)
+        self.sequences.append(victim)
+        self.sequences.sort(key=lambda one: (-one.ticket.priority, one.admitted))
         return victim
 
     def bring_back(self, running: list[Sequence], most: int) -> None:
-        """Moves sequences back to `running`, up to `most` there: the oldest first, and only where each running one can
+        """Moves sequences back to `running`, up to `most` there: in their order, and only where each running one can
         still grow by a page, or the next turn would preempt again."""
         while self._swap and self.sequences and len(running) < most:
             sequence = self.sequences[0]
             wanted = self.pages_of(sequence)
             if not self._pages.can_allocate(wanted + len(running)) or not self._swap.ready(sequence):
                 return
-            sequence.hold = self._pages.hold()
+            sequence.hold = self._pages.hold(tenant_of(sequence))
             sequence.hold.allocate(wanted)
             self._swap.restore(sequence)
             self.sequences.remove(sequence)
-            self._insert(running, sequence)
+            running.append(sequence)
+            running.sort(key=lambda one: one.admitted)
 
     def hopeless(self) -> list[Sequence]:
         """Those that have outgrown the pool."""
@@ -83,8 +88,3 @@ class Preemption:
     def pages_of(self, sequence: Sequence) -> int:
         """Pages that it needs to go on."""
         return -(-len(sequence.tokens) // self._page_tokens)
-
-    @staticmethod
-    def _insert(sequences: list[Sequence], sequence: Sequence) -> None:
-        sequences.append(sequence)
-        sequences.sort(key=lambda one: one.admitted)

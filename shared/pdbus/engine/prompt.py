@@ -34,7 +34,7 @@ class Prompt:
             ticket,
             version,
             deadline,
-            core.pages.hold(),
+            core.pages.hold(ticket.tenant),
             handoff=handoff,
             keys=page_keys(ticket.tokens, scope) if scope else (),
             scope=None if handoff else scope,

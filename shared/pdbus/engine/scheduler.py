@@ -24,7 +24,8 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pdbus.engine.chunks import Chunk, chunks_of, passes_of
+from pdbus.context import HIGHEST_PRIORITY
+from pdbus.engine.chunks import Chunk, Turn, chunks_of, passes_of
 from pdbus.engine.pace import Pace
 from pdbus.engine.preemption import Preemption, Swap
 from pdbus.engine.sequence import Sequence
@@ -46,15 +47,6 @@ class Limits:
     """Prompt tokens in one step, over all sequences; at least a page."""
     running: int
     """Sequences in steps at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One round: what started, what ended without being computed, and what to compute, in separate passes."""
-
-    started: tuple[Sequence, ...]
-    failed: tuple[tuple[Sequence, PdbusError], ...]
-    groups: tuple[tuple[Chunk, ...], ...]
 
 
 class Scheduler:
@@ -172,7 +164,9 @@ class Scheduler:
                 if held_up or self._prefix_is_being_computed(sequence):
                     continue
                 missing = wanted - self.pages.matching(shareable(sequence, self.limits.page_tokens))
-                if not self.make_room(tenant_of(sequence), missing) or not self._take_pages(sequence, wanted):
+                if not self.make_room(tenant_of(sequence), sequence.ticket.priority, missing) or not self._take_pages(
+                    sequence, wanted
+                ):
                     held_up = True  # those behind it that want pages wait too: a large prompt must not starve
                     continue
             self._start(sequence)
@@ -192,7 +186,7 @@ class Scheduler:
         return shared < len(sequence.keys) and sequence.keys[shared].digest in self._computing
 
     def _take_pages(self, sequence: Sequence, wanted: int) -> bool:
-        hold = self.pages.hold()
+        hold = self.pages.hold(tenant_of(sequence))
         shared = hold.match(shareable(sequence, self.limits.page_tokens))
         if not self.can_allocate(wanted - shared):
             hold.release()
@@ -215,8 +209,8 @@ class Scheduler:
         return True
 
     def _grow(self) -> list[tuple[Sequence, PdbusError]]:
-        """Gives each running sequence the page that its next token needs. Where there is none the youngest waits for
-        better times, or fails if its KV can't be kept until then."""
+        """Gives each running sequence the page that its next token needs. Where there is none one waits for better
+        times (engine/preemption.py), or fails if its KV can't be kept until then."""
         victims: list[tuple[Sequence, PdbusError]] = []
         for sequence in list(self.running):
             while sequence in self.running and self._lacks_page(sequence):
@@ -224,7 +218,8 @@ class Scheduler:
                     sequence.hold.allocate(1)
                     continue
                 if not self._preempt():
-                    victims.append(self._give_up(self._tenants.gives_way([one for one in self.running if one.ready])))
+                    ready = [one for one in self.running if one.ready]
+                    victims.append(self._give_up(self._tenants.gives_way(ready, self.pages.held)))
         return victims + [self._give_up(one) for one in self._preemption.hopeless()]
 
     def _give_up(self, victim: Sequence) -> tuple[Sequence, PdbusError]:
@@ -232,8 +227,8 @@ class Scheduler:
         victim.hold.release()
         return victim, Overloaded("no KV pages are left for this answer to grow")
 
-    def _preempt(self) -> bool:
-        if preempted := self._preemption.preempt(self.running):
+    def _preempt(self, most_priority: int = HIGHEST_PRIORITY) -> bool:
+        if preempted := self._preemption.preempt(self.running, most_priority):
             self.running.remove(preempted)
             self.keep_private(preempted)
         return preempted is not None
@@ -242,12 +237,14 @@ class Scheduler:
         """Beside one for each running answer, which may want it in this very turn."""
         return self.pages.can_allocate(pages + sum(not one.handoff for one in self.running))
 
-    def make_room(self, tenant: str, wanted: int) -> bool:
-        """Whether a new sequence may have so many pages, if they are free: not before preempted ones have theirs back,
-        unless its tenant holds less than its share. Then those that hold most give way."""
-        if not self._tenants.below_share(tenant, wanted, self.pages.total, self.running):
-            return not self.preempted
-        while not self.can_allocate(wanted) and self._preempt():
+    def make_room(self, tenant: str, priority: int, wanted: int) -> bool:
+        """Whether a new sequence may have so many pages, if they are free: not before preempted ones of its priority
+        have theirs back, unless its tenant holds less than its share. Who is of a lower priority gives way to it, and
+        below its share who is of the same."""
+        below = self._tenants.below_share(tenant, wanted, self.pages)
+        if not below and any(one.ticket.priority >= priority for one in self.preempted):
+            return False
+        while not self.can_allocate(wanted) and self._preempt(priority if below else priority - 1):
             pass
         return True
 

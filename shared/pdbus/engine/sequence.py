@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from pdbus.context import Deadline
 from pdbus.engine.arriving import Arriving
 from pdbus.errors import PdbusError
-from pdbus.kv.pages import PageHold
+from pdbus.kv.page_hold import PageHold
 from pdbus.kv.prefix import PageKey, PrefixScope
 from pdbus.messages.common import Ticket
 from pdbus.messages.router import Finish, TokenLogprob

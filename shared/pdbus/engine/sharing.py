@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pdbus.engine.sequence import Sequence
-from pdbus.kv.pages import PageHold, PageTable
+from pdbus.kv.page_hold import PageHold
+from pdbus.kv.pages import PageTable
 from pdbus.kv.prefix import PageKey
 
 

@@ -4,21 +4,28 @@ A tenant weighs what it asked for lately: the tokens that were computed for it, 
 its prompts that are yet to be read. Among equal priorities the lightest tenant goes first, with all that it needs: so
 what a flood brings waits behind everybody else, who waits for no more than the chunk under way. Who goes on asking gets
 heavier; and every eighth turn is in the order of arrival, so that nobody starves.
+
+Who has far more in hand than another floods it: a flood gets its slots and pages as anybody, its prompts come last, and
+of a step in which there are answers of such others it has what makes that a fifth longer (engine/pace.py). So they keep
+their pace, and it has the rest.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from itertools import groupby
 
 from pdbus.engine.sequence import Sequence
+from pdbus.kv.pages import PageTable
 
 HALF_LIFE_S = 10.0
 ANSWER_TOKEN = 4.0
 """What a token of an answer weighs, in tokens of a prompt."""
 _IN_ORDER_EVERY = 8
+_FLOOD_TIMES, _FLOOD_LEAST = 2, 8
+"""Far more: above both of so many times as much, and so many."""
 
 
 def tenant_of(sequence: Sequence) -> str:
@@ -34,14 +41,18 @@ class Tenants:
         self._at_s = 0.0
         self._weights: Counter[str] = Counter()
         self._in_order = False
+        self._in_hand: Counter[str] = Counter()
+        self._flooding: set[str] = set()
 
     def look(self, sequences: Iterable[Sequence], turn: int, now_s: float) -> None:
         """A turn begins, with these."""
         left, self._at_s = 0.5 ** (max(now_s - self._at_s, 0.0) / HALF_LIFE_S), now_s
         self._done = {tenant: done * left for tenant, done in self._done.items() if done * left > 1}
-        self._weights = Counter(self._done)
+        self._weights, self._in_hand = Counter(self._done), Counter()
         for one in sequences:
+            self._in_hand[tenant_of(one)] += 1
             self._weights[tenant_of(one)] += one.remaining if one.remaining > 1 else 0
+        self._flooding = self._far_above(self._in_hand)
         self._in_order = turn % _IN_ORDER_EVERY == 0
 
     def computed(self, sequence: Sequence, tokens: int) -> None:
@@ -72,13 +83,25 @@ class Tenants:
         most = max(self._weights[tenant] for tenant in own)
         return sum(tenant_of(one) in own or self._weights[tenant_of(one)] <= most for one in answers)
 
+    def floods(self, answers: Iterable[Sequence]) -> set[str]:
+        """Tenants that flood those whose answers these are."""
+        return self._far_above({tenant_of(one) for one in answers if not one.handoff})
+
+    def _far_above(self, tenants: Iterable[str]) -> set[str]:
+        least = min((self._in_hand[tenant] for tenant in tenants), default=self._in_hand.total())
+        most = max(_FLOOD_TIMES * least, _FLOOD_LEAST)
+        return {tenant for tenant, count in self._in_hand.items() if count > most}
+
     def in_step(self, answers: list[Sequence], most: int) -> list[Sequence]:
-        """At most so many of them where they are of several tenants: each tenant's share, those first that were left
-        out longest. One tenant's answers slow nobody else down."""
+        """As `shared`, where they are of several tenants: one tenant's answers slow nobody else down."""
+        return self.shared(answers, most) if len(set(map(tenant_of, answers))) > 1 else answers
+
+    def shared(self, answers: list[Sequence], most: int) -> list[Sequence]:
+        """At most so many of them: each tenant's share, those first that were left out longest."""
         by_tenant: dict[str, list[Sequence]] = {}
         for one in answers:
             by_tenant.setdefault(tenant_of(one), []).append(one)
-        if len(by_tenant) < 2 or len(answers) <= most:
+        if len(answers) <= most:
             return answers
         chosen: list[Sequence] = []
         for number, own in enumerate(sorted(by_tenant.values(), key=len)):
@@ -86,21 +109,19 @@ class Tenants:
             chosen += sorted(own, key=lambda one: one.served)[:share]
         return chosen
 
-    def gives_way(self, able: Many[Sequence]) -> Sequence:
-        """The youngest of the tenant whose answers hold most pages; `able`: in order of admission, at least one."""
-        held: Counter[str] = Counter()
-        for one in able:
-            held[tenant_of(one)] += len(one.hold.pages)
-        most = max(held.values())
-        return next(one for one in reversed(able) if held[tenant_of(one)] == most)
+    def gives_way(self, able: Many[Sequence], held: Mapping[str, int]) -> Sequence:
+        """Of the lowest priority the youngest of the tenant that holds most pages; `able`: in order of admission, at
+        least one."""
+        least = min(one.ticket.priority for one in able)
+        able = [one for one in able if one.ticket.priority == least]
+        most = max(held.get(tenant_of(one), 0) for one in able)
+        return next(one for one in reversed(able) if held.get(tenant_of(one), 0) == most)
 
-    def below_share(self, tenant: str, wanted: int, pages: int, sequences: Many[Sequence]) -> bool:
+    def below_share(self, tenant: str, wanted: int, pages: PageTable) -> bool:
         """With so many more pages it has no more than its part of all of them, and others are there to take from."""
-        held = {tenant: wanted}
-        for one in sequences:
-            held[tenant_of(one)] = held.get(tenant_of(one), 0) + len(one.hold.pages)
-        return len(held) > 1 and held[tenant] * len(held) <= pages
+        tenants = len(pages.held.keys() | {tenant})
+        return tenants > 1 and (pages.held.get(tenant, 0) + wanted) * tenants <= pages.total
 
-    def _rank(self, sequence: Sequence) -> tuple[int, float, str]:
+    def _rank(self, sequence: Sequence) -> tuple[int, bool, float, str]:
         tenant = tenant_of(sequence)
-        return -sequence.ticket.priority, self._weights[tenant], tenant
+        return -sequence.ticket.priority, tenant in self._flooding, self._weights[tenant], tenant

@@ -16,12 +16,12 @@ once.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from types import TracebackType
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 
 from pdbus.errors import Overloaded
 from pdbus.kv.changes import Changes
+from pdbus.kv.page_hold import PageHold
 from pdbus.kv.prefix import PageKey
 from pdbus.messages.common import Digest
 
@@ -44,6 +44,7 @@ class PageTable:
         """Findable pages by their keys up to some layers; of several the one that was published last."""
         self._cached: OrderedDict[int, None] = OrderedDict()
         """Pages in state cached, least recently used first."""
+        self._held: Counter[str] = Counter()
 
     @property
     def used(self) -> int:
@@ -62,9 +63,14 @@ class PageTable:
     def can_allocate(self, count: int) -> bool:
         return count <= self.available
 
-    def hold(self) -> PageHold:
-        """A new, empty owner."""
-        return PageHold(self)
+    def hold(self, tenant: str = "") -> PageHold:
+        """A new, empty owner. `tenant`: for whom; nobody, where it is the worker's own."""
+        return PageHold(self, tenant)
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """Pages by the tenant that holds some, for whatever: a shared one counts for each hold."""
+        return self._held
 
     def matching(self, keys: Sequence[PageKey]) -> int:
         """How many pages from the first on are findable, without owning them. In another thread: a hint."""
@@ -171,6 +177,12 @@ class PageTable:
                 else:
                     self._free.append(page)
 
+    def _count(self, tenant: str, pages: int) -> None:
+        if tenant:
+            self._held[tenant] += pages
+            if not self._held[tenant]:
+                del self._held[tenant]
+
     def _reclaim(self) -> int:
         page, _ = self._cached.popitem(last=False)
         self._forget(page)
@@ -183,64 +195,3 @@ class PageTable:
             if self._page_of_lower.get(lower) == page:
                 del self._page_of_lower[lower]
         self.changes.note(key, False)
-
-
-class PageHold:
-    """Owns pages, in the order of a sequence's tokens, until `release`. Made by `PageTable.hold`.
-
-    A context manager; releasing again does nothing, and a released hold takes no more pages (RuntimeError)."""
-
-    def __init__(self, table: PageTable) -> None:
-        self._table = table
-        self._pages: list[int] = []
-        self._released = False
-
-    @property
-    def pages(self) -> tuple[int, ...]:
-        return tuple(self._pages)
-
-    @property
-    def released(self) -> bool:
-        return self._released
-
-    def match(self, keys: Sequence[PageKey]) -> int:
-        """Takes the longest findable run of pages from the first key on; returns how many. Only into an empty hold."""
-        self._check_empty()
-        self._pages = self._table._take_cached(keys)
-        return len(self._pages)
-
-    def match_lower(self, keys: Sequence[PageKey]) -> int:
-        """As `match`, of pages that were published with these as `lower` keys: to copy from them."""
-        self._check_empty()
-        self._pages = self._table._take_lower(keys)
-        return len(self._pages)
-
-    def allocate(self, count: int) -> tuple[int, ...]:
-        """Takes `count` more pages, all or none. Their content is undefined. Raises Overloaded."""
-        self._check_open()
-        pages = self._table._take_new(count)
-        self._pages += pages
-        return tuple(pages)
-
-    def release(self) -> None:
-        if not self._released:
-            self._released = True
-            pages, self._pages = self._pages, []
-            self._table._give_back(pages)
-
-    def __enter__(self) -> PageHold:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
-
-    def _check_empty(self) -> None:
-        self._check_open()
-        if self._pages:
-            raise RuntimeError("a prefix can only be matched before other pages are taken")
-
-    def _check_open(self) -> None:
-        if self._released:
-            raise RuntimeError("this hold was released")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pdbus.context import DEFAULT_PRIORITY
 from pdbus.messages.common import Digest, Ticket, session_of
 from pdbus.messages.router import TokenItem
 
@@ -37,6 +38,7 @@ class Reserve:
     compute_class: str
     deadline_ns: int
     tenant: str = "anonymous"
+    priority: int = DEFAULT_PRIORITY
 
     @property
     def session(self) -> str:

@@ -4,39 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
-from statistics import median
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
 
 import aiohttp
 import pytest
 
 from loadtest.arrivals import poisson
-from pdbus import keyfile
+from pdbus.context import Deadline, RequestContext
+from pdbus.errors import PdbusError
+from pdbus.router.cache_control import CacheControl
+from pdbus.router.frontend import Caller
+from pdbus.router.openai_schema import parse_builtins
 from pdbus.router.tokenizer import Tokenizer
+from pdbus.tasks import cancelled
 from tests.support.router_rig import MODEL, Rig, rig, until
+from tests.support.simulated_time import simulated
 
 STEP_S = 0.04
 TOKENS = 10
 SLOTS = 4
-OVER_S = 3.0
+OVER_S = 9.0
 DEADLINE_S = 2.5
+
+
+def body(tokens: int = TOKENS) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": "Some words", "max_tokens": tokens, "ignore_eos": True}
 
 
 @asynccontextmanager
 async def asking(
-    r: Rig, key: str = "", deadline_s: float = DEADLINE_S
+    r: Rig, deadline_s: float, tokens: int = TOKENS
 ) -> AsyncIterator[Callable[[], asyncio.Task[tuple[int, float, str]]]]:
     """Each call asks once; the task gives status, seconds, and Retry-After."""
     headers = {"X-Request-Timeout-Ms": str(int(deadline_s * 1e3)), "Cache-Control": "no-store"}
-    if key:
-        headers["Authorization"] = f"Bearer {key}"
-    body = {"model": MODEL, "prompt": "Some words", "max_tokens": TOKENS, "ignore_eos": True}
 
     async def one() -> tuple[int, float, str]:
         begun = time.monotonic()
-        async with session.post(r.url + "/v1/completions", json=body) as response:
+        async with session.post(r.url + "/v1/completions", json=body(tokens)) as response:
             await response.read()
             return response.status, time.monotonic() - begun, response.headers.get("Retry-After", "")
 
@@ -44,27 +54,69 @@ async def asking(
         yield lambda: asyncio.create_task(one())
 
 
-async def arrivals(
-    ask: Callable[[], asyncio.Task[tuple[int, float, str]]], rate: float, seconds: float, seed: int
-) -> list[tuple[int, float, str]]:
+@dataclass(frozen=True)
+class Outcome:
+    code: str
+    """Of the error; "" where the answer came whole."""
+    moments_s: tuple[float, ...]
+    """From the asking: of each token, and of the end."""
+
+
+async def outcome(r: Rig, tenant: str = "a", deadline_s: float = DEADLINE_S, tokens: int = TOKENS) -> Outcome:
+    """One request, as the HTTP front takes it to the router's own way."""
+    begun, moments = time.monotonic(), list[float]()
+    request = parse_builtins("completions", body(tokens))
+    caller = Caller(RequestContext(Deadline.after(deadline_s), tenant=tenant), CacheControl(read=False, store=False))
+    code = ""
+    try:
+        async with r.router.frontend.answer(request, caller) as answer:
+            async for _ in answer.batches():
+                moments.append(time.monotonic() - begun)
+    except PdbusError as error:
+        code = error.code
+    return Outcome(code, (*moments, time.monotonic() - begun))
+
+
+async def arrivals(r: Rig, rate: float, seconds: float) -> list[Outcome]:
     begun, tasks = time.monotonic(), []
-    for due_s in poisson(rate, seconds, seed):
+    for due_s in poisson(rate, seconds, 1):
         await asyncio.sleep(max(0.0, due_s - (time.monotonic() - begun)))
-        tasks.append(ask())
+        tasks.append(asyncio.create_task(outcome(r)))
     return list(await asyncio.gather(*tasks))
 
 
-async def test_at_three_times_what_the_fleet_can_do() -> None:
-    async with rig(local_tokens=1 << 30, slots=SLOTS, step_s=STEP_S) as r, asking(r) as ask:
-        best = await asyncio.gather(*(ask() for _ in range(4 * SLOTS)))
-        assert any(status == 200 for status, _, _ in best)
-        over = await arrivals(ask, 3 * SLOTS / (TOKENS * STEP_S), OVER_S, 1)
-        # How many are in time is a figure, which depends on the machine: `python -m loadtest overload`.
-        statuses = {status for status, _, _ in over}
-        assert {200, 429} <= statuses <= {200, 429, 504}
-        assert all(int(again) >= 1 for status, _, again in over if status == 429)
-        await r.until_idle()
-        assert (await ask())[0] == 200
+@pytest.mark.parametrize("changed", [1.0, 1.5])
+def test_at_three_times_what_the_fleet_can_do(changed: float) -> None:
+    """In simulated seconds: at least 80 % of the most is answered in time, and of those let in at most 2 % come too
+    late; also where steps take longer from one moment to the next."""
+
+    async def overloaded() -> tuple[float, int, int, int]:
+        async with rig(local_tokens=1 << 30, slots=SLOTS, step_s=STEP_S) as r:
+            await asyncio.gather(*(outcome(r) for _ in range(4 * SLOTS)))
+            most = SLOTS / (TOKENS * STEP_S)
+            slower = asyncio.get_running_loop().call_later(OVER_S / 3, _slow_down, r, changed)
+            begun = time.monotonic()
+            over = await arrivals(r, 3 * most, OVER_S)
+            took_s = time.monotonic() - begun
+            slower.cancel()
+            mean = most * (1 / 3 + 2 / 3 / changed)
+            await r.until_idle()
+            after = [await outcome(r) for _ in range(3)]
+            assert [one.code for one in after] == [""] * 3
+            assert max(one.moments_s[0] for one in after) <= 2 * changed * STEP_S
+            codes = Counter(one.code for one in over)
+            assert codes.keys() <= {"", "overloaded", "deadline_exceeded"}
+            return codes[""] / (mean * took_s), codes[""], codes["deadline_exceeded"], codes["overloaded"]
+
+    goodput, answered, late, refused = simulated(overloaded)
+    assert goodput >= 0.8
+    assert refused > answered
+    assert late <= 0.02 * (answered + late)
+
+
+def _slow_down(r: Rig, times: float) -> None:
+    for worker in r.decodes:
+        worker.behaviour.step_s *= times
 
 
 async def test_a_refusal_comes_before_the_tokenizer_and_before_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,34 +133,34 @@ async def test_a_refusal_comes_before_the_tokenizer_and_before_the_body(monkeypa
         assert len(calls) == answered
 
 
-async def test_a_flood_of_one_tenant_does_not_keep_another_waiting(tmp_path: Path) -> None:
-    keys = tmp_path / "keys.json"
-    quiet, flood = (keyfile.add(keys, tenant).text for tenant in ("quiet", "flood"))
-    async with (
-        rig(local_tokens=1 << 30, slots=8, step_s=STEP_S, keys_file=keys) as r,
-        asking(r, quiet, 20) as ask,
-        asking(r, flood, 20) as ask_too,
-    ):
-        alone = [(await ask())[1] for _ in range(2)]
-        tasks = [ask_too() for _ in range(120)]
-        await until(lambda: r.router.frontend.admission.waiting > 60)
-        beside = [(await ask())[1] for _ in range(2)]
-        assert r.router.frontend.admission.waiting > 20
-        for task in tasks:
-            task.cancel()
-        # 60 of the flood's wait, eight at a time; the quiet one's worker serves in the order of arrival
-        assert median(beside) <= 2 * median(alone) + 5 * STEP_S
+def test_a_flood_of_one_tenant_does_not_slow_another_down() -> None:
+    """In simulated seconds: another's ITL p99 grows by at most 25 %, its TTFT by at most a chunk: here, a step."""
+
+    async def flooded(crowd: int) -> tuple[float, float]:
+        async with rig(0, local_tokens=1 << 30, slots=16, step_s=STEP_S) as r:
+            admission = r.router.frontend.admission
+            flood = [asyncio.create_task(outcome(r, "flood", 60.0, 60)) for _ in range(crowd)]
+            await asyncio.sleep(20 * STEP_S)
+            quiet = [await outcome(r, "quiet") for _ in range(8)]
+            assert admission.waiting >= crowd / 8
+            await cancelled(*flood)
+            await r.until_idle()
+            gaps = sorted(later - earlier for one in quiet for earlier, later in pairwise(one.moments_s[:-1]))
+            return max(one.moments_s[0] for one in quiet), gaps[int(0.99 * len(gaps))]
+
+    first_s, gap_s = simulated(partial(flooded, 0))
+    beside_first_s, beside_gap_s = simulated(partial(flooded, 80))
+    assert beside_first_s <= first_s + STEP_S + 1e-6
+    assert beside_gap_s <= 1.25 * gap_s
 
 
 async def test_who_goes_while_queued_or_at_work_is_gone_everywhere_at_once() -> None:
-    async with rig(local_tokens=1 << 30, slots=2, step_s=STEP_S) as r, asking(r, deadline_s=20) as ask:
+    """Whose answer would go on for longer than anybody waits here."""
+    async with rig(local_tokens=1 << 30, slots=2, step_s=1.0) as r, asking(r, 600, 400) as ask:
         tasks = [ask() for _ in range(12)]
         admission = r.router.frontend.admission
-        await until(lambda: admission.waiting > 5 and admission.running > 1)
-        begun = time.monotonic()
+        await until(lambda: admission.waiting > 5 and admission.running > 1, 30)
         for task in tasks:
             task.cancel()
-        await r.until_idle()
+        await until(lambda: r.idle, 30)
         assert (admission.waiting, admission.waiting_bytes) == (0, 0)
-        assert time.monotonic() - begun < 3
-        assert (await ask())[0] == 200

@@ -18,7 +18,7 @@ from pdbus.engine.kv_index import KvIndexPublisher
 from pdbus.engine.scheduler import Limits
 from pdbus.kv import changes
 from pdbus.kv.format import PageFormat
-from pdbus.kv.pages import PageHold
+from pdbus.kv.page_hold import PageHold
 from pdbus.kv.pool import KvPool
 from pdbus.kv.prefix import PageKey
 from pdbus.messages.router import KvIndex, KvIndexSnapshot, KvIndexWanted

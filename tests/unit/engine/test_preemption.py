@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdbus.engine.scheduler import Limits, Scheduler, Turn
+from pdbus.engine.chunks import Turn
+from pdbus.engine.scheduler import Limits, Scheduler
 from pdbus.engine.sequence import Sequence
 from pdbus.errors import DeadlineExceeded, Overloaded
 from pdbus.kv.pages import PageTable

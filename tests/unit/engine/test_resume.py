@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from pdbus.engine.chunks import Turn
 from pdbus.engine.preemption import Preemption
-from pdbus.engine.scheduler import Limits, Scheduler, Turn
+from pdbus.engine.scheduler import Limits, Scheduler
 from pdbus.engine.sequence import Lower, Sequence
 from pdbus.engine.tenants import Tenants
 from pdbus.kv.pages import PageTable

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdbus.engine.scheduler import Limits, Scheduler, Turn
+from pdbus.engine.chunks import Turn
+from pdbus.engine.scheduler import Limits, Scheduler
 from pdbus.engine.sequence import Sequence
 from pdbus.errors import DeadlineExceeded, Overloaded, TooLarge
 from pdbus.kv.pages import PageTable

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
 from pdbus.errors import Overloaded
-from pdbus.kv.pages import PageHold, PageTable
+from pdbus.kv.page_hold import PageHold
+from pdbus.kv.pages import PageTable
 from pdbus.kv.prefix import PageKey
 
 ROOTS = (b"root a", b"root b")

@@ -10,7 +10,15 @@ from multidict import CIMultiDict
 
 from pdbus.errors import InvalidRequest, Unauthorized
 from pdbus.router.frontend import Caller
-from pdbus.router.http_caller import DEFAULT_TIMEOUT_S, IDENTITY, bearer_of, caller_of, trace_of
+from pdbus.router.http_caller import (
+    DEFAULT_TIMEOUT_S,
+    IDENTITY,
+    bearer_of,
+    caller_of,
+    read_caller,
+    trace_of,
+    unread_caller,
+)
 from pdbus.router.identity import Identity, Quota
 
 
@@ -50,6 +58,17 @@ def test_bytes_that_are_no_text_are_refused_by_the_header_s_name(name: str) -> N
 @pytest.mark.parametrize(("asked_s", "header", "most_s"), [(None, "2000", 2), (1.0, "2000", 1), (3.0, "2000", 2)])
 def test_the_earlier_deadline_counts(asked_s: float | None, header: str, most_s: float) -> None:
     assert most_s - 1 < told({"X-Request-Timeout-Ms": header}, asked_s).ctx.deadline.remaining_s <= most_s
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Request-Timeout-Ms": "2000"}, {"X-Request-Timeout-Ms": "9000000"}])
+@pytest.mark.parametrize("asked_s", [None, 1.0, 300.0])
+def test_a_caller_whose_headers_were_looked_at_before_the_body(headers: dict[str, str], asked_s: float | None) -> None:
+    http = request(headers)
+    before = unread_caller(http)
+    after, whole = read_caller(http, before, asked_s), caller_of(http, asked_s)
+    assert after.ctx.deadline.remaining_s == pytest.approx(whole.ctx.deadline.remaining_s, abs=0.5)
+    assert before.ctx.deadline.remaining_s >= whole.ctx.deadline.remaining_s - 0.5
+    assert after.ctx.request_id == before.ctx.request_id
 
 
 def test_a_header_that_is_no_text_leaves_the_trace_alone() -> None:
