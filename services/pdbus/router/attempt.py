@@ -122,7 +122,7 @@ class Attempt:
         """The fleet has changed: whether those are still there that the attempt needs."""
         for worker in self._needed:
             if self._hub.workers.gone(worker, self._incarnations.get(worker)):
-                self._fail(Unavailable(f"worker {worker} is gone"), worker)
+                self._fail(Unavailable(f"worker {worker} is gone, or hangs"), worker)
                 return
 
     def _take(self, item: TokenItem, worker: str) -> None:
