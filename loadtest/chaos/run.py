@@ -17,17 +17,14 @@ import aiohttp
 
 from loadtest.chaos.asking import DEADLINE_S, HttpCaller, Told, ask_native
 from loadtest.chaos.leaks import at_rest, grown
+from loadtest.chaos.nats import cut_nats
 from loadtest.chaos.questions import Ids, Question, questions
 from loadtest.chaos.strikes import Strike, Strikes
-from loadtest.proxied import proxied
 from loadtest.stack import Stack, stack_in
 from loadtest.tiny import tiny_checkpoint
 from pdbus.bus.bus import Bus, connect
 from pdbus.bus.presence import Fleet
 from pdbus.client import Client
-from pdbus.stack.child import Inherited
-from pdbus.stack.launcher import lifeline_pipe
-from pdbus.stack.nats_child import own_nats
 from pdbus.tasks import cancelled
 
 MODEL = "chaos"
@@ -102,13 +99,9 @@ async def world(folder: Path, rng: random.Random) -> AsyncIterator[World]:
     """Raises Refused where no stack comes up."""
     pids: list[int] = []
     async with AsyncExitStack() as life:
-        lifeline = life.enter_context(lifeline_pipe())
-        inherited = Inherited(lifeline, lifeline)
-        server = own_nats(folder / "nats", None, inherited, pids.append, lambda what: None)
-        nats_url = await life.enter_async_context(server)
-        url, proxy = life.enter_context(proxied("loadtest.chaos.proxy", nats_url))
-        stack = await life.enter_async_context(_stack(folder, url))
-        bus = await life.enter_async_context(connect(nats_url, name="loadtest chaos"))
+        nats = await life.enter_async_context(cut_nats(folder / "nats", pids.append))
+        stack = await life.enter_async_context(_stack(folder, nats.cut_url))
+        bus = await life.enter_async_context(connect(nats.url, name="loadtest chaos"))
         fleet = await life.enter_async_context(Fleet(bus))
         client = Client(bus, MODEL)
         life.push_async_callback(client.weights.close)
@@ -119,7 +112,7 @@ async def world(folder: Path, rng: random.Random) -> AsyncIterator[World]:
         def urls() -> list[str]:
             return [card.url for card in fleet.cards() if card.service == "router" and card.url]
 
-        yield World(stack, bus, fleet, proxy, pids, HttpCaller(http, MODEL, urls, rng), client, rng)
+        yield World(stack, bus, fleet, nats.proxy, pids, HttpCaller(http, MODEL, urls, rng), client, rng)
 
 
 async def chaos(wanted: Wanted) -> Found:

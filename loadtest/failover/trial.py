@@ -6,14 +6,16 @@ import asyncio
 import itertools
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
 from loadtest.client import Observation, ask
+from loadtest.proxied import tell
 from loadtest.stack import Stack
 from pdbus.bus.presence import Fleet
 from pdbus.context import Deadline
@@ -25,10 +27,33 @@ _LOOK_S = 0.01
 
 
 @dataclass(frozen=True)
+class Way:
+    """To be lost; both get the worker's id, and its process's."""
+
+    hit: Callable[[str, int], None]
+    undo: Callable[[str, int], None] = lambda id, pid: None
+    dies: bool = False
+    """Its supervisor starts another."""
+
+
+KILL = Way(lambda id, pid: os.kill(pid, signal.SIGKILL), dies=True)
+STOP = Way(lambda id, pid: os.kill(pid, signal.SIGSTOP), lambda id, pid: os.kill(pid, signal.SIGCONT))
+
+
+def cut_by(proxy: subprocess.Popen[str]) -> Way:
+    """Nothing comes through any more, in either direction, and nobody is told (loadtest/chaos/proxy.py)."""
+    return Way(lambda id, pid: tell(proxy, f"cut {id}"), lambda id, pid: tell(proxy, f"mend {id}"))
+
+
+@dataclass(frozen=True)
 class Trial:
     """What one trial showed."""
 
     worker: str
+    hit_ns: int = 0
+    """When it was lost, by the wall clock,"""
+    end_ns: int = 0
+    """and when the last answer was whole."""
     next_token_s: tuple[float, ...] = ()
     """Of each stream that the worker was writing: how long it had no token, from the signal on."""
     others_s: tuple[float, ...] = ()
@@ -43,10 +68,10 @@ async def trial(
     stack: Stack,
     fleet: Fleet,
     bodies: Sequence[dict[str, Any]],
-    how: signal.Signals,
+    how: Way,
     after_tokens: int,
 ) -> Trial:
-    """Sends the signal to the decode worker with the most answers once every stream has shown `after_tokens` tokens.
+    """The decode worker with the most answers is lost once every stream has shown `after_tokens` tokens.
 
     Returns when all streams have ended, and the worker is back with nothing to do."""
     start = time.perf_counter()
@@ -58,19 +83,19 @@ async def trial(
     while any(len(one.chunks_s) < after_tokens and not task.done() for one, task in zip(seen, asked, strict=True)):  # noqa: ASYNC110
         await asyncio.sleep(_LOOK_S)
     victim = max(fleet.live("decode"), key=lambda card: card.load.running)
-    pid, sent_s = stack.pids()[victim.id], time.perf_counter() - start
-    os.kill(pid, how)
+    pid, sent_s, hit_ns = stack.pids()[victim.id], time.perf_counter() - start, time.time_ns()
+    how.hit(victim.id, pid)
     try:
         answers = await asyncio.gather(*asked)
     finally:
-        if how == signal.SIGSTOP:
-            os.kill(pid, signal.SIGCONT)
-    await idle(fleet, victim if how == signal.SIGKILL else None)
+        how.undo(victim.id, pid)
+    end_ns = time.time_ns()
+    await idle(fleet, victim if how.dies else None)
     waits = sorted((_pause(answer, sent_s) for answer in answers), reverse=True)
     wanted = [body["max_tokens"] for body in bodies]
     failed = sum(not one.ok or one.output_tokens != most for one, most in zip(answers, wanted, strict=True))
     hit = victim.load.running
-    return Trial(victim.id, tuple(waits[:hit]), tuple(waits[hit:]), failed, tuple(answers))
+    return Trial(victim.id, hit_ns, end_ns, tuple(waits[:hit]), tuple(waits[hit:]), failed, tuple(answers))
 
 
 async def idle(fleet: Fleet, dead: Card | None = None) -> None:

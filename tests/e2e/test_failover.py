@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from loadtest.client import Observation, ask, session
-from loadtest.failover.trial import idle, trial
+from loadtest.failover.trial import KILL, STOP, Way, idle, trial
 from loadtest.tiny import tiny_checkpoint
 from pdbus.bus.bus import connect
 from pdbus.bus.presence import Fleet
@@ -72,11 +72,11 @@ def whole(answers: list[Observation] | tuple[Observation, ...], expected: list[l
     assert [answer.ids for answer in answers] == expected
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-async def test_streams_of_a_decode_worker_that_dies_or_hangs_go_on_elsewhere(stack: Stack, how: signal.Signals) -> None:
+@pytest.mark.parametrize("how", [KILL, STOP], ids=["SIGKILL", "SIGSTOP"])
+async def test_streams_of_a_decode_worker_that_dies_or_hangs_go_on_elsewhere(stack: Stack, how: Way) -> None:
     """After SIGSTOP it is continued: it finds its work gone, and frees all of it (`trial` waits for that)."""
     async with client(stack) as (http, fleet):
-        asked = bodies(stack, f"decode {how.name}")
+        asked = bodies(stack, f"decode {how.dies}")
         expected = await undisturbed(http, stack, asked)
         seen = await trial(http, stack, fleet, asked, how, AFTER)
         whole(seen.answers, expected)

@@ -22,7 +22,7 @@ async def living(service: T) -> AsyncIterator[T]:
         plain = Card(service.name, settings.id, bus.incarnation, seq, "ready", settings.model, load=service.load())
         return service.card(plain)
 
-    async with service, Presence(bus, card) as presence:
+    async with service, Presence(bus, card, service.changed) as presence:
         await until(lambda: card(0).state == "ready")
         await presence.announce()
         yield service

@@ -21,8 +21,8 @@ class DecodeSettings(EngineSettings):
     """Of that file; 0: an answer that finds no page to grow is started again elsewhere."""
 
     snapshot_tokens: int = 100
-    """After so many tokens of an answer, and each time as many more, its KV goes to the cache nodes, so that another
-    worker can go on from there should this one die; 0: never."""
+    """After so many tokens of an answer its KV goes to the cache nodes, and from then on page by page as it grows, so
+    that another worker can go on from there should this one die; 0: never."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

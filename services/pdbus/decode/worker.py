@@ -39,6 +39,9 @@ MOST_JOBS = 128
 MOST_LEASES = 24
 """Each is a bulk stream under way; their frames together have to stay within what the bus may buffer."""
 
+_SNAPSHOT_PAGES = 2
+"""At a time, once an answer has snapshots: each page is written once in any case, and what is not is computed again."""
+
 
 class DecodeWorker(Worker[DecodeJob | LocalJob]):
     service: ClassVar[str] = "decode"
@@ -59,13 +62,15 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
         snapshot_tokens: int = 0,
     ) -> None:
         """`colocated`: it asks for all prompts, not only for those that it reads sooner than others.
-        `snapshot_tokens`: after so many of an answer, each time, its pages go to the cache nodes; 0: never."""
+        `snapshot_tokens`: after so many of an answer its pages go to the cache nodes, and from then on as they are
+        filled; 0: never."""
         super().__init__(bus, id, model, versions, fleet, pool, limits, MOST_JOBS, swap)
         self.l2 = PrefixTier(ring, fleet, self.core)
         self._swap = swap
         self.leases = Leases(MOST_LEASES)
         self.threshold = Threshold(limits.page_tokens, limits.chunk_tokens, colocated=colocated)
         self.snapshot_tokens = snapshot_tokens
+        self._pages_tokens = _SNAPSHOT_PAGES * limits.page_tokens
         self.guests = Guests(self)
         self.mover = Mover(self)
 
@@ -92,7 +97,8 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
 
     def wrote(self, event: Produced) -> None:
         """Makes a snapshot of the answer, where it is time for one."""
-        if self.snapshot_tokens and (event.index + 1) % self.snapshot_tokens == 0 and event.finish is None:
+        more = event.index + 1 - self.snapshot_tokens
+        if self.snapshot_tokens and more >= 0 and more % self._pages_tokens == 0 and event.finish is None:
             self.l2.snapshot(event.sequence)
 
     def load(self) -> Load:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -19,8 +20,10 @@ from pdbus.bus.serving import Registration
 from pdbus.canonical import DIGEST_BYTES
 from pdbus.context import Deadline, RequestContext
 from pdbus.engine.encoder_versions import EncoderVersions
+from pdbus.engine.progress import Progress
 from pdbus.engine.worker import LOAD_S
 from pdbus.errors import InvalidRequest, TooLarge
+from pdbus.messages.common import Digest
 from pdbus.messages.prefill import MOST_TEXTS, Embed, Embedded
 from pdbus.messages.presence import Card, Load
 from pdbus.model.encoder import Encoder
@@ -40,7 +43,7 @@ class EncoderWorker:
         self._bus, self._id, self._model, self._versions = bus, id, model, versions
         self._thread = ThreadPoolExecutor(1, "encoder", initializer=torch.set_num_threads, initargs=(threads,))
         self._requests = 0
-        self._progress = 0
+        self.progress = Progress()
         self._serving: Registration[Embed, Embedded] | None = None
         self._texts = meter().create_counter("pdbus.encoder.texts", "{text}", "Texts embedded")
         self._tokens = meter().create_counter("pdbus.encoder.tokens", "{token}", "Their tokens")
@@ -80,7 +83,7 @@ class EncoderWorker:
             roots=self._versions.roots,
             compute_class=self._versions.compute_class,
             detail=self._versions.detail,
-            progress=self._progress,
+            progress=self.progress.count,
             embeds=True,
         )
 
@@ -95,12 +98,12 @@ class EncoderWorker:
             _check(message.texts, version.encoder.config)
             with tracer().start_as_current_span("embed") as span:
                 span.set_attribute("pdbus.texts", len(message.texts))
-                vectors = await self._compute(version.encoder, message.texts)
+                vectors = await self._compute(message.root, version.encoder, message.texts)
         finally:
             self._requests -= 1
         return Embedded(self._id, message.root, self._versions.compute_class, vectors)
 
-    async def _compute(self, encoder: Encoder, texts: Sequence[tuple[int, ...]]) -> tuple[bytes, ...]:
+    async def _compute(self, root: Digest, encoder: Encoder, texts: Sequence[tuple[int, ...]]) -> tuple[bytes, ...]:
         """Ends within a few texts where nobody waits for it any more."""
         given_up = threading.Event()
 
@@ -109,10 +112,13 @@ class EncoderWorker:
             for places in together(texts):
                 if given_up.is_set():
                     break
+                size = sum(len(texts[at]) for at in places)
+                self.progress.begin("texts", time.monotonic(), size=size, uses=[root])
                 computed = encoder.embed([texts[at] for at in places]).astype("<f4", copy=False)
                 for at, vector in zip(places, computed, strict=True):
                     vectors[at] = vector.tobytes()
-                self._progress += 1
+                self.progress.made(time.monotonic())
+            self.progress.waits = True
             return vectors
 
         try:

@@ -47,7 +47,7 @@ class PrefillService(EngineService[PrefillSettings]):
         return self._encoder.load() if self._encoder else super().load()
 
     def card(self, card: Card) -> Card:
-        return self._encoder.card(card) if self._encoder else super().card(card)
+        return self.told(self._encoder.card(card)) if self._encoder else super().card(card)
 
     def held(self) -> dict[str, int]:
         return self._encoder.held() if self._encoder else super().held()
@@ -77,4 +77,5 @@ class PrefillService(EngineService[PrefillSettings]):
         want(self._history.history)
         self._encoder = EncoderWorker(self.bus, settings.id, settings.model, versions, settings.threads)
         await versions.first()
+        await self.watch(self._encoder.progress, self.fail, stack)
         await stack.enter_async_context(self._encoder)

@@ -29,7 +29,8 @@ QUIET_S = 0.3
 """So long without a token, and the worker is asked for it: if it is dead, the bus says at once that nobody is there.
 One that is at work is asked ever more rarely."""
 SILENCE_S = 2.0
-_RESEND_S = 1.0
+_RESEND_S = 0.7
+"""For the second question; `QUIET_S` for the first."""
 _MOST_UNANSWERED = 2
 
 
@@ -122,7 +123,7 @@ class Attempt:
         """The fleet has changed: whether those are still there that the attempt needs."""
         for worker in self._needed:
             if self._hub.workers.gone(worker, self._incarnations.get(worker)):
-                self._fail(Unavailable(f"worker {worker} is gone"), worker)
+                self._fail(Unavailable(f"worker {worker} is gone, or hangs"), worker)
                 return
 
     def _take(self, item: TokenItem, worker: str) -> None:
@@ -190,7 +191,9 @@ class Attempt:
         except DeadlineExceeded:
             self._unanswered += 1
             self._quiet_s = SILENCE_S
-            if self._unanswered >= _MOST_UNANSWERED:
+            # No token, no answer, and no card of late: that is enough. One that is only slow still sends its cards.
+            silent = self._hub.workers.fleet.state(worker) != "live"
+            if silent or self._unanswered >= _MOST_UNANSWERED:
                 self._fail(Unavailable(f"worker {worker} does not answer"), worker)
         except PdbusError as error:
             self._fail(error, worker)
@@ -204,7 +207,10 @@ class Attempt:
         to = PREFILL_RESEND(worker=worker) if first else DECODE_RESEND(worker=worker)
         self._hub.metrics.resend()
         wanted = Resend(ticket.request_id, ticket.choice, ticket.attempt, index)
-        reply = await self._bus.call(to, wanted, self._ctx.within(_RESEND_S))
+        try:
+            reply = await self._bus.call(to, wanted, self._ctx.within(QUIET_S))
+        except DeadlineExceeded:  # whoever has died since it was asked serves no more, and that is told at once
+            reply = await self._bus.call(to, wanted, self._ctx.within(_RESEND_S))
         self._unanswered = 0
         for item in reply.items:
             self.deliver(item, worker)

@@ -83,8 +83,10 @@ class Workers:
         return [card for card in found if card.embeds]
 
     def gone(self, worker: str, incarnation: str | None = None) -> bool:
-        """Dead, or restarted since it was `incarnation`: what it held is lost."""
+        """Dead, hung, or restarted since it was `incarnation`: what it held is lost."""
         card = self.fleet.card(worker)
+        if card is not None and card.state == "hung":
+            return True
         if incarnation is not None and card is not None and card.incarnation != incarnation:
             return True
         return self.fleet.state(worker) == "dead"

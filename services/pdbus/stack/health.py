@@ -21,7 +21,7 @@ async def is_ready(nats_url: str, access: NatsAccess, model: str, service: str, 
 
     def meant(card: Card) -> bool:
         chosen = card.id == id if id else card.host == platform.node()
-        return (card.model, card.service) == (model, service) and chosen and card.state != "starting"
+        return (card.model, card.service) == (model, service) and chosen and card.state not in ("starting", "hung")
 
     try:
         async with connect(nats_url, name="pdbus health", wait_s=_WAIT_S, access=access) as bus, Fleet(bus) as fleet:

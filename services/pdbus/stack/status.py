@@ -27,7 +27,7 @@ _LISTEN_S = 2.5 * INTERVAL_S
 """Long enough to hear every living process twice."""
 _LOG_S = 5.0
 _SHORT = 12
-_STATE_COLOURS = {"ready": "green", "starting": "yellow", "draining": "magenta"}
+_STATE_COLOURS = {"ready": "green", "starting": "yellow", "draining": "magenta", "hung": "red"}
 
 
 @dataclass(frozen=True)

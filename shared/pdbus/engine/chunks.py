@@ -48,8 +48,8 @@ def wait_for(early: Many[Chunk], layer: int) -> None:
 
 
 def chunks_of(running: Many[Sequence], pace: Pace, page_tokens: int, turn: int, tenants: Tenants) -> tuple[Chunk, ...]:
-    """Answers first, one token each; prompts as the tenants share the rest of the step (engine/tenants.py). `turn`
-    numbers the step."""
+    """Answers first, one token each; then what interrupted ones had come to, one after another; prompts as the tenants
+    share the rest of the step (engine/tenants.py). `turn` numbers the step."""
     active = [one for one in running if (one.ready or one.arriving) and not one.cancelled]
     prompts = sorted((one for one in active if one.remaining > 1), key=lambda one: one.served)
     answers = [one for one in active if one.remaining == 1]
@@ -58,8 +58,10 @@ def chunks_of(running: Many[Sequence], pace: Pace, page_tokens: int, turn: int, 
     prompts, more = _apart(prompts, floods)
     answers = tenants.in_step(answers, pace.answers(beside_prompts=bool(prompts)))
     tokens = dict.fromkeys(answers, 1)
-    used = 0
-    for group in tenants.grouped(prompts):
+    interrupted = [one for one in prompts if one.interrupted]
+    tokens |= _in_turn(interrupted, pace.interrupted_tokens(len(answers)), page_tokens)
+    used = sum(tokens.values()) - len(answers)
+    for group in tenants.grouped(one for one in prompts if not one.interrupted):
         budget = pace.prompt_tokens(tenants.no_heavier(group, answers)) - used
         shared = _shared(group, max(budget, 0), page_tokens)
         used += sum(shared.values())
@@ -88,6 +90,15 @@ def _beside(answers: list[Sequence], prompts: Many[Sequence], rows: int, tenants
             most = sequence.resumed - sequence.computed if _first_layer(sequence) else sequence.remaining
             tokens[sequence] = min(rows, most)
             rows -= tokens[sequence]
+    return tokens
+
+
+def _in_turn(prompts: Many[Sequence], budget: int, page_tokens: int) -> dict[Sequence, int]:
+    """Those that are soonest done first."""
+    tokens: dict[Sequence, int] = {}
+    for sequence in sorted(prompts, key=lambda one: (-one.ticket.priority, one.remaining)):
+        tokens[sequence] = _cut(sequence, budget, page_tokens)
+        budget -= tokens[sequence]
     return tokens
 
 

@@ -18,6 +18,7 @@ from typing import Self, TypeVar
 from pdbus.engine.arriving import Arriving, Late
 from pdbus.engine.chunks import Chunk, wait_for
 from pdbus.engine.hearing import Hearing
+from pdbus.engine.progress import Progress
 from pdbus.engine.scheduler import Limits, Scheduler
 from pdbus.engine.sequence import Ended, Event, Produced, Sequence, Started
 from pdbus.engine.step import Abandoned, compute
@@ -52,14 +53,14 @@ class Core:
         swap: SwapFile | None = None,
     ) -> None:
         self.pool = pool
-        self.progress = 0
-        """Counts turns and layers: it stands still only if the thread hangs."""
+        self.progress = Progress()
         self.busy = False
         """The last turn computed something."""
         self._work = ThreadWork()
         keeper = Swap(pool, swap, self._work.wake) if swap else None
         self._scheduler = Scheduler(PageTable(pool.pages), limits, keeper, pool.copy_below)
         self._hearing = Hearing(self._work, on_events, on_failure)
+        self._given_up = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     async def __aenter__(self) -> Self:
@@ -72,7 +73,7 @@ class Core:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._work.stop()
-        while self._thread.is_alive():
+        while self._thread.is_alive() and not self._given_up:
             await asyncio.to_thread(self._thread.join, 0.1)
 
     @property
@@ -135,6 +136,12 @@ class Core:
         sequence.cancelled = True
         self._work.wake()
 
+    def give_up(self, error: BaseException) -> None:
+        """The thread hangs, and isn't waited for any more, as if it had died of `error`. For a process that ends."""
+        self._given_up = True
+        self._work.abandon()
+        self._hearing.end(error)
+
     async def ended(self, sequence: Sequence) -> None:
         """Returns when the engine has let go of the sequence; at once where it has it no longer."""
         await self._hearing.ended(sequence)
@@ -162,8 +169,9 @@ class Core:
         failure: BaseException | None = None
         try:
             while self._work.do(0.0 if self.busy else _IDLE_S):
-                self.progress += 1
+                self.progress.begin("turn", time.monotonic())
                 self.busy = self._turn()
+                self.progress.made(time.monotonic())
         except BaseException as error:  # the service has to hear of it, whatever it was
             log.exception("the engine's thread died")
             failure = error
@@ -191,10 +199,12 @@ class Core:
         early = [chunk for chunk in group if chunk.sequence.arriving]
 
         def on_layer(layer: int) -> None:
-            self.progress += 1
+            self.progress.made(time.monotonic())
             if self._work.stopping or all(chunk.sequence.cancelled for chunk in group):
                 raise Abandoned
+            self.progress.waits = bool(early)
             wait_for(early, layer)
+            self.progress.waits = False
             self._hearing.tell([one.layer_ready(layer) for one in group if one.sequence.handoff and one not in early])
 
         self._hearing.tell(
@@ -204,7 +214,12 @@ class Core:
             # A step of a few tokens ends sooner than the wait for Python's lock in each layer might take.
             few = self._scheduler.limits.page_tokens
             watched = early or any(chunk.tokens > few or chunk.sequence.handoff for chunk in group)
+            kind, size = ("layer", sum(chunk.tokens for chunk in group)) if watched else ("step", 1)
+            uses = [chunk.sequence.ticket.root for chunk in group]
+            self.progress.begin(kind, time.monotonic(), size=size, uses=uses)
             outcomes = compute(self.pool, group, on_layer if watched else None)
+            self.progress.made(time.monotonic())
+            self.progress.begin("turn", time.monotonic())
         except (Abandoned, Late):  # nothing was counted as computed; the next turn removes what was cancelled
             for chunk in early:
                 chunk.sequence.set_back()

@@ -63,11 +63,13 @@ class Jobs(Generic[J]):
     def admit(self, wanted: Ticket | Reserve) -> bool:
         """True: the attempt is new here, and there is room. False: it was taken already. Raises why it is refused.
 
-        A tenant with less than its share of the jobs is let in where others fill them, up to twice as many."""
+        Where others fill them, up to twice as many are let in: interrupted answers, and a tenant's with less than its
+        share of the jobs."""
         attempt, session = wanted.attempt, wanted.session
         if not self.attempts.admit(wanted.request_id, wanted.choice, session, attempt, time.monotonic()):
             return False
-        if len(self._jobs) >= self._most and not self._below_share(wanted.tenant):
+        full = self._most * (2 if isinstance(wanted, Ticket) and wanted.delivered else 1)
+        if len(self._jobs) >= full and not self._below_share(wanted.tenant):
             self.attempts.forget(session, attempt)
             raise Overloaded(f"{len(self._jobs)} requests are at work or waiting here", retry_after_s=1.0)
         return True

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 STEP_S = 0.05
 """Of a step that has both: 20 tokens a second for each answer, while a prompt is read beside them."""
+INTERRUPTED_S = 0.3
+"""Of a step, for reading what interrupted answers had come to: they wait for their next token just as those do that
+go on in the step, and have waited longer."""
 _LEAST_S = 1e-6
 _SHARE = 0.3
 """Of a newly measured value in the one that is believed."""
@@ -47,6 +50,12 @@ class Pace:
             return self._page_tokens
         tokens = int((STEP_S - self._answers_s) / self._token_s)
         return min(max(tokens, self._page_tokens), self._chunk_tokens)
+
+    def interrupted_tokens(self, answers: int) -> int:
+        """The same, of answers that were begun elsewhere."""
+        if not answers or self._token_s is None:
+            return self.prompt_tokens(answers)
+        return max(min(int(INTERRUPTED_S / self._token_s), self._chunk_tokens), self.prompt_tokens(answers))
 
     def answers(self, *, beside_prompts: bool) -> int:
         """The most for the next step, where they are of several tenants: half of its time is for prompts that wait."""

@@ -97,6 +97,11 @@ class Sequence:
         return self.ticket.session, self.ticket.attempt
 
     @property
+    def interrupted(self) -> bool:
+        """Its answer was begun elsewhere: somebody has a part of it, and waits for the next token."""
+        return bool(self.ticket.delivered)
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """They come with the attempt's first token."""
         return self.ticket.prompt_logprobs is not None and self.output_index == len(self.ticket.delivered)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -13,12 +14,14 @@ from typing import Any, Generic, Self, TypeVar
 from pdbus.bus.bus import Bus
 from pdbus.bus.presence import Fleet
 from pdbus.context import Deadline
+from pdbus.engine.hang_watch import HangWatch
 from pdbus.engine.invalidations import follow_invalidations
+from pdbus.engine.progress import Progress
 from pdbus.engine.scheduler import Limits
 from pdbus.engine.settings import EngineSettings
 from pdbus.engine.versions import Versions
 from pdbus.engine.worker import Worker
-from pdbus.errors import PdbusError
+from pdbus.errors import PdbusError, Unavailable
 from pdbus.kv.codec import PagePool
 from pdbus.messages.presence import Card, Load
 from pdbus.model.backends import BackendOptions, open_backend
@@ -61,6 +64,7 @@ class EngineService(Service[S], Generic[S]):
         opening = partial(open_backend, options)
         self.versions = Versions(self._reader, opening, self._on_versions, kept, self._reader)
         self.worker: Worker[Any] | None = None
+        self._hang: HangWatch | None = None
 
     @abstractmethod
     async def make_worker(self, pool: PagePool, limits: Limits, stack: contextlib.AsyncExitStack) -> Worker[Any]:
@@ -93,6 +97,7 @@ class EngineService(Service[S], Generic[S]):
         pool = self.versions.backend.pool(page_format, pages, version.streams)
         limits = Limits(page_format.page_tokens, self.settings.chunk_tokens, self.settings.most_running)
         self.worker = await self.make_worker(pool, limits, stack)
+        await self.watch(self.worker.core.progress, self.worker.core.give_up, stack)
         await stack.enter_async_context(self.worker)
         follow = follow_invalidations(self.bus, self.settings.model, self.versions, self.worker.core)
         stack.push_async_callback(cancelled, asyncio.create_task(follow))
@@ -108,7 +113,7 @@ class EngineService(Service[S], Generic[S]):
 
     def card(self, card: Card) -> Card:
         roots, page_format = self.versions.roots, self.versions.page_format
-        return replace(
+        told = replace(
             card,
             state=card.state if roots and self.worker else "starting",
             roots=roots,
@@ -117,9 +122,20 @@ class EngineService(Service[S], Generic[S]):
             local_tokens=self.worker.local_tokens if self.worker else 0,
             detail=self.versions.detail,
             step_ms=self.worker.core.step_s * 1e3 if self.worker else 0.0,
-            progress=self.worker.core.progress if self.worker else 0,
+            progress=self.worker.core.progress.count if self.worker else 0,
             log_seq=self._history.seq,
         )
+        return self.told(told)
+
+    def told(self, card: Card) -> Card:
+        """The card, which says so where the engine's thread hangs."""
+        return self._hang.told(card) if self._hang else card
+
+    async def watch(
+        self, progress: Progress, give_up: Callable[[Unavailable], object], stack: contextlib.AsyncExitStack
+    ) -> None:
+        """To be called before what is watched starts, so that it is watched to its end."""
+        self._hang = await stack.enter_async_context(HangWatch(progress, self.changed.set, give_up))
 
     def held(self) -> dict[str, int]:
         return {"pins": self.versions.pins} | (self.worker.held() if self.worker else {})

@@ -60,8 +60,10 @@ class Tenants:
         self._done[tenant] = self._done.get(tenant, 0.0) + (tokens if tokens > 1 else ANSWER_TOKEN)
 
     def first(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """In the order in which they should be seen to; as they come where nothing tells them apart."""
-        return list(sequences) if self._in_order else sorted(sequences, key=self._rank)
+        """In the order in which they should be seen to; as they come where nothing tells them apart. Interrupted
+        answers before all else: they had their turn."""
+        ranked = list(sequences) if self._in_order else sorted(sequences, key=self._rank)
+        return sorted(ranked, key=lambda one: not one.interrupted)
 
     def grouped(self, sequences: Iterable[Sequence]) -> Iterator[list[Sequence]]:
         """The same, those of one tenant and priority together; each group is seen to before the next."""
@@ -69,8 +71,9 @@ class Tenants:
             yield list(group)
 
     def may_start(self, sequence: Sequence, running: Many[Sequence]) -> bool:
-        """There is a slot; or its tenant has less than its share of them."""
-        if len(running) < self._slots:
+        """There is a slot, of which there are twice as many for interrupted answers; or its tenant has less than its
+        share of them."""
+        if len(running) < self._slots * (2 if sequence.interrupted else 1):
             return True
         held = Counter(map(tenant_of, running))
         tenant = tenant_of(sequence)

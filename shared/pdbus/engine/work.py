@@ -65,6 +65,11 @@ class ThreadWork:
             self._work.popleft()()
         return True
 
+    def abandon(self) -> None:
+        """The thread will do nothing any more, since it hangs; should it wake up after all, it ends."""
+        self.stop()
+        self.end()
+
     def end(self) -> None:
         """By the thread, as its last act."""
         with self._news:

@@ -17,6 +17,7 @@ from typing import Self
 from pdbus.context import RequestContext
 from pdbus.engine.core import Core
 from pdbus.kv.codec import export_page
+from pdbus.kv.pages import PageHold
 from pdbus.kv.prefix import PageKey
 from pdbus.messages.common import Digest
 from pdbus.peers.cache import CacheRing
@@ -27,10 +28,10 @@ _MOST_WAITING = 4096
 """Pages that wait to be written, of either kind; more are not kept."""
 _REMEMBERED = 16_384
 _EXPORTED = 4
-"""Hot pages copied out of the pool at a time. Only for the copying are they held."""
+"""Hot pages copied out of the pool at a time, or those of a snapshot. Only for the copying are they held."""
 _CALM_S = 0.05
 """So long after it has computed something the engine is not taken for idle: the next prompt is often on its way."""
-_HOT_REST, _COLD_REST, _SNAPSHOT_REST = 1.0, 3.0, 4.0
+_HOT_REST, _COLD_REST, _SNAPSHOT_REST = 1.0, 3.0, 2.0
 """Times what a write took: others of this machine have something to do, also while this engine has nothing."""
 
 
@@ -114,9 +115,9 @@ class WriteBack:
             calm = False
             while self._hot or self._snapshots or self._cold:
                 if self._hot:
-                    await self._write([self._hot.popleft() for _ in range(min(_EXPORTED, len(self._hot)))], _HOT_REST)
+                    await self._write(_some(self._hot), _HOT_REST)
                 elif self._snapshots:
-                    await self._write([self._snapshots.popleft()], _SNAPSHOT_REST)
+                    await self._write(_some(self._snapshots), _SNAPSHOT_REST)
                 elif calm and not self._core.busy:
                     await self._write([self._cold.popitem(last=False)[1]], _COLD_REST)
                 else:
@@ -124,17 +125,23 @@ class WriteBack:
                     calm = not self._core.busy
 
     async def _write(self, pages: list[_Page], rest: float) -> None:
-        """Rests `rest` times as long as it took."""
+        """Rests `rest` times as long as it took, but for what was waited for a step of the engine to end: a slow engine
+        would else have its pages written later than they are needed."""
+        holds = await self._held(pages)
         started_s = time.monotonic()
-        for page, value in zip(pages, await self._exported(pages), strict=True):
-            stored = value is not None and await self._ring.write(
-                "kv", page.key.digest, page.root, material(page.key), value, page.ctx, ttl_s=TTL_S
-            )
-            if not stored:
-                self.forget([page.key])
+        values = await self._exported(holds)
+        await asyncio.gather(*map(self._store, pages, values))
         await asyncio.sleep(rest * (time.monotonic() - started_s))
 
-    async def _exported(self, pages: list[_Page]) -> list[memoryview | None]:
+    async def _store(self, page: _Page, value: memoryview | None) -> None:
+        stored = value is not None and await self._ring.write(
+            "kv", page.key.digest, page.root, material(page.key), value, page.ctx, ttl_s=TTL_S
+        )
+        if not stored:
+            self.forget([page.key])
+
+    async def _held(self, pages: list[_Page]) -> list[PageHold]:
+        """Each with its page, or with none where that is gone. To be released."""
         holds = [self._core.pages.hold() for _ in pages]
 
         def match() -> None:
@@ -143,14 +150,28 @@ class WriteBack:
 
         try:
             await self._core.call(match)
+        except BaseException:
+            self._release(holds)
+            raise
+        return holds
+
+    async def _exported(self, holds: list[PageHold]) -> list[memoryview | None]:
+        try:
             values: list[memoryview | None] = []
             for hold in holds:
                 values.append(export_page(self._core.pool, hold.pages[0]) if hold.pages else None)
                 await asyncio.sleep(0)  # a page takes a while to copy: tokens go first
             return values
         finally:
-            for hold in holds:
-                self._core.post(hold.release)
+            self._release(holds)
+
+    def _release(self, holds: list[PageHold]) -> None:
+        for hold in holds:
+            self._core.post(hold.release)
+
+
+def _some(pages: deque[_Page]) -> list[_Page]:
+    return [pages.popleft() for _ in range(min(_EXPORTED, len(pages)))]
 
 
 def material(key: PageKey) -> bytes:

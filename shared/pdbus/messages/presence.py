@@ -7,7 +7,8 @@ from typing import Literal
 
 from pdbus.messages.common import Digest
 
-State = Literal["starting", "ready", "draining"]
+State = Literal["starting", "ready", "draining", "hung"]
+"""hung: its event loop lives, but what it does its work with makes no progress: as good as dead, unless it goes on."""
 
 WHOLE_PROMPTS = 1 << 30
 """As `Card.local_tokens`: this decode worker reads every prompt itself (colocated)."""
@@ -58,7 +59,7 @@ class Card:
     detail: str = ""
     """For people: what it is doing while it starts, or why it isn't ready."""
     progress: int = 0
-    """Counts the work loop's turns: a process whose loop hangs publishes nothing, or the same number."""
+    """Counts the engine's turns, and the layers of long ones. Where it stands still for too long, `state` is `hung`."""
     embeds: bool = False
     """A prefill worker of an encoder: no decode worker is needed to serve its roots."""
     log_seq: int = 0

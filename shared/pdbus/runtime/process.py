@@ -12,6 +12,7 @@ The way out, and why in this order:
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import importlib.util
 import logging
@@ -45,6 +46,8 @@ from pdbus.telemetry import Telemetry, event_loop_lag, telemetry
 log = logging.getLogger(__name__)
 
 _CONNECT_S = 120.0
+_FAILED_S = 10.0
+"""For closing what failed, and for all that is left of the process then."""
 
 
 def run(service_class: type[Service[S]], settings_class: type[S]) -> int:
@@ -155,7 +158,7 @@ class _State:
                 bulk=bus.bulk.address,
             )
         )
-        return replace(card, state="draining") if self.name == "draining" else card
+        return replace(card, state="draining") if self.name == "draining" and card.state != "hung" else card
 
 
 class _Drain:
@@ -179,6 +182,8 @@ async def _wind_down(service: Service[S], stop: Stop) -> None:
         await service.stop_intake()
         if service.failure is not None:
             log.error("the service failed", exc_info=service.failure)
+            # What has failed may be unable to close as well: its supervisor waits for the end, not for a clean one.
+            faulthandler.dump_traceback_later(_FAILED_S, exit=True, file=sys.__stderr__ or 2)
             return
         deadline = Deadline.after(service.settings.drain_s)
         drained = False

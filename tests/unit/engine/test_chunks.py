@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pdbus.engine.scheduler import Limits, Scheduler
 from pdbus.engine.sequence import Sequence
 from pdbus.kv.pages import PageTable
@@ -90,3 +92,40 @@ def test_a_long_prompt_gets_on_however_many_short_ones_come() -> None:
         if long.remaining <= 1:
             break
     assert long.remaining <= 1
+
+
+def test_an_interrupted_answer_is_read_again_before_new_prompts_and_with_more_of_each_step() -> None:
+    """What a page-a-step pace would take dozens of steps for; the answers beside it go on meanwhile."""
+    plan = scheduler(chunk=512)
+    answers = answering(plan, 3)
+    step(plan, 0.01)
+    new = sequence(plan.pages, [5] * 150)
+    plan.add(new)
+    step(plan, 0.01)
+    cut = [interrupted(plan, length) for length in (90, 60)]
+    turns = []
+    while any(one.remaining > 1 for one in cut):
+        done = step(plan, 0.01)
+        assert all(done[one] == 1 for one in answers)
+        turns.append([done.get(one, 0) for one in cut])
+    assert turns[0][1] > turns[0][0], "one after another: the shorter one goes on sooner"
+    assert len(turns) <= 8
+    assert new.remaining > 1
+
+
+def test_interrupted_answers_are_admitted_first_and_beyond_the_slots_of_others() -> None:
+    plan = scheduler(running=2)
+    answering(plan, 2)
+    waiting = sequence(plan.pages, [5] * 8)
+    plan.add(waiting)
+    cut = [interrupted(plan, 8) for _ in range(3)]
+    step(plan, 0.001)
+    assert [one in plan.running for one in (waiting, *cut)] == [False, True, True, False]
+
+
+def interrupted(plan: Scheduler, length: int) -> Sequence:
+    """One whose answer was begun elsewhere, so many tokens in all."""
+    one = sequence(plan.pages, [6] * length, 200)
+    one.ticket = replace(one.ticket, prompt=one.ticket.prompt[:-3], delivered=one.ticket.prompt[-3:])
+    plan.add(one)
+    return one

@@ -84,7 +84,7 @@ async def test_an_answer_is_told_token_by_token_and_its_pages_come_back() -> Non
         assert (await heard.end_of(one)).error is None
         assert heard.ids(one) == [9] * 5
         assert core.pages.used == 0
-        assert core.progress > 0
+        assert core.progress.count > 0
 
 
 async def test_with_a_hand_over_each_layer_is_told_and_pages_stay_until_they_are_discarded() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdbus.engine.pace import STEP_S, Pace
+from pdbus.engine.pace import INTERRUPTED_S, STEP_S, Pace
 
 PAGE, CHUNK = 16, 512
 
@@ -64,3 +64,12 @@ def test_a_step_without_a_measurable_time_breaks_nothing() -> None:
     pace = Pace(PAGE, CHUNK)
     pace.took(0, 5, 0.0)
     assert pace.prompt_tokens(1) == CHUNK
+
+
+def test_interrupted_answers_get_more_of_a_step_than_prompts_and_a_page_at_least() -> None:
+    pace = Pace(PAGE, CHUNK)
+    assert (pace.interrupted_tokens(0), pace.interrupted_tokens(3)) == (CHUNK, PAGE)
+    pace.took(0, CHUNK, CHUNK * 0.002)
+    pace.took(4, 0, 0.2)
+    assert pace.prompt_tokens(4) == PAGE
+    assert pace.interrupted_tokens(4) == int(INTERRUPTED_S / 0.002)
