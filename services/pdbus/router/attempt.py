@@ -53,6 +53,8 @@ class Attempt:
         self.pair = pair
         self.failed: str | None = None
         """The worker by which the attempt failed, where one is to blame."""
+        self.worker_died = False
+        """It had begun, and was not heard of again."""
         self.ended_by_worker = False
         """The answer is whole, and the decode worker (or prefill, for a single token) knows it."""
         self._holders = (pair.decode,) if pair.prefill is None else (pair.prefill, pair.decode)
@@ -122,7 +124,7 @@ class Attempt:
         """The fleet has changed: whether those are still there that the attempt needs."""
         for worker in self._needed:
             if self._hub.workers.gone(worker, self._incarnations.get(worker)):
-                self._fail(Unavailable(f"worker {worker} is gone"), worker)
+                self._fail(Unavailable(f"worker {worker} is gone"), worker, died=worker in self._incarnations)
                 return
 
     def _take(self, item: TokenItem, worker: str) -> None:
@@ -191,9 +193,9 @@ class Attempt:
             self._unanswered += 1
             self._quiet_s = SILENCE_S
             if self._unanswered >= _MOST_UNANSWERED:
-                self._fail(Unavailable(f"worker {worker} does not answer"), worker)
+                self._fail(Unavailable(f"worker {worker} does not answer"), worker, died=True)
         except PdbusError as error:
-            self._fail(error, worker)
+            self._fail(error, worker, died=isinstance(error, Unavailable))
         finally:
             self._asking = False
             self._asked = asyncio.get_running_loop().time()
@@ -218,11 +220,11 @@ class Attempt:
         else:
             self._incarnations[worker] = accepted.incarnation
 
-    def _fail(self, error: PdbusError, worker: str) -> None:
+    def _fail(self, error: PdbusError, worker: str, *, died: bool = False) -> None:
         """The first failure of either leg counts."""
         if self._over.done():
             return
-        self.failed = worker
+        self.failed, self.worker_died = worker, died
         if isinstance(error, DeadlineExceeded) and not self._ctx.deadline.passed:
             error = Unavailable(f"worker {worker} did not answer in time")
         self._over.set_exception(error)

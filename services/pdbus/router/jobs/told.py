@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from pdbus.context import new_id
+from pdbus.context import HIGHEST_PRIORITY, new_id
 from pdbus.errors import DeadlineExceeded, InvalidRequest
 from pdbus.messages.jobs import JobEntry, JobSpec, JobSubmit, JobTold
 from pdbus.router.identity import Identity
@@ -33,6 +33,8 @@ class Jobs:
         Raises InvalidRequest, Conflict for another job under its key, Overloaded (also by the quota), Unavailable: it
         may then be there, and the same key finds it."""
         check_metadata(asked.metadata)
+        if not 0 <= asked.priority <= HIGHEST_PRIORITY:
+            raise InvalidRequest(f"priority must be 0 to {HIGHEST_PRIORITY}", param="priority")
         try:
             body = canonical_body(asked.body)
         except (ValueError, RecursionError) as error:
@@ -50,6 +52,7 @@ class Jobs:
             now,
             now + LIFE_S,
             dict(asked.metadata),
+            priority=min(asked.priority, identity.priority_most),
         )
         with self._quotas.hold(identity, 0):
             entry = await self._jobs.submit(spec, body)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any, Generic, Self, TypeVar
 
-from pdbus.backoff import backoff_s
 from pdbus.context import Deadline
 from pdbus.errors import DeadlineExceeded, Overloaded, PdbusError, Unavailable
-from pdbus.messages.jobs import JobEntry, JobSpec, JobStatus, JobWork
+from pdbus.messages.jobs import JobSpec, JobStatus, JobWork
 from pdbus.router.jobs.durable import Durable, Taken
 from pdbus.router.jobs.execute import Asked, Executor, Outcome, Seen, failure
 from pdbus.router.jobs.job_log import JobLog
@@ -87,13 +85,13 @@ class JobWorker:
     """What is done with one message of the queue of jobs."""
 
     def __init__(self, jobs: JobLog, executor: Executor, progress: Progress) -> None:
+        """`jobs`: by patient logs (durable.py)."""
         self._jobs, self._executor, self._progress = jobs, executor, progress
-        self._rng = random.Random()  # noqa: S311 - spreads retries
 
     async def work(self, message: Taken[JobWork]) -> None:
         """Returns once the job has its result and the message is gone. Left before, the message comes again."""
         spec = message.message.spec
-        last = await self._jobs.accepted(spec)
+        last = await self._jobs.accepted(spec, message.message.body)
         match verdict(spec, last, message.deliveries, self._jobs.now()):
             case "drop":
                 pass
@@ -109,7 +107,7 @@ class JobWorker:
     async def _answered(self, spec: JobSpec, body: bytes) -> Outcome | None:
         """None: it is late, or was cancelled, or has a result by now."""
         seen = Seen()
-        asked = Asked(spec.tenant, spec.key_id, spec.endpoint, body, spec.id, spec.expires_s)
+        asked = Asked(spec.tenant, spec.key_id, spec.endpoint, body, spec.id, spec.expires_s, spec.priority)
         with (
             self._progress.news(spec.tenant, spec.id, end_only=True) as news,
             self._progress.running(spec.tenant, spec.id, lambda: seen.tokens),
@@ -124,16 +122,9 @@ class JobWorker:
         return last is not None and last.final
 
     async def _end(self, spec: JobSpec, outcome: Outcome) -> None:
-        """Stores the result, unless it has one, however long the log is away: else all would only be done again."""
+        """Stores the result, unless it has one."""
         status: JobStatus = "completed" if outcome.status_code == 200 else "failed"
-        retries = 0
-        while True:
-            try:
-                entry: JobEntry = await self._jobs.end(spec, status, outcome.status_code, outcome.data)
-                break
-            except (Unavailable, Overloaded):
-                retries += 1
-                await asyncio.sleep(backoff_s(retries, self._rng))
+        entry = await self._jobs.end(spec, status, outcome.status_code, outcome.data)
         await self._progress.tell(spec.tenant, spec.id, entry.status)
 
 
@@ -148,7 +139,10 @@ async def unless(
     watch = asyncio.create_task(_until(news, over, look_again_s))
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
+        if task.done():
+            return task.result()
+        watch.result()  # what failed in it is no end of the work
+        return None
     finally:
         await cancelled(watch, task)
 

@@ -18,6 +18,7 @@ from pdbus.messages.jobs import JobEntry, JobSpec, JobWork
 from pdbus.router.jobs.execute import Asked, Outcome, Seen
 from pdbus.router.jobs.job_log import JobLog
 from pdbus.router.jobs.progress import Progress
+from pdbus.router.jobs.shares import Shares
 from pdbus.router.jobs.states import LIFE_S, MOST_DELIVERIES, body_digest, job_id, verdict
 from pdbus.router.jobs.worker import JobWorker
 from pdbus.subjects import JOBS, RESULTS
@@ -68,7 +69,7 @@ class Jobs(RuleBasedStateMachine):
 
     def jobs(self) -> JobLog:
         """Each router has its own, and nothing survives it."""
-        return JobLog(self.logs, MODEL, lambda: self.now_s)
+        return JobLog(self.logs, MODEL, Shares(1 << 40), lambda: self.now_s)
 
     def crashed(self, work: Coroutine[Any, Any, T], crash: tuple[int, When] | None) -> T | None:
         if crash is not None:
@@ -193,7 +194,7 @@ def test_a_job_s_name_is_of_its_tenant_and_key_alone() -> None:
 
 async def test_a_job_that_every_router_dies_of_fails_and_says_so() -> None:
     logs, answers = MemoryLogs(), Answers()
-    jobs = JobLog(logs, MODEL, lambda: 0.0)
+    jobs = JobLog(logs, MODEL, Shares(1 << 40), lambda: 0.0)
     await jobs.submit(spec("k", b"1", 0.0), b"1")
     answers.crash = True
     async with memory_bus(MemoryBroker()) as bus, Progress(bus) as progress:
