@@ -53,12 +53,16 @@ class MemoryLogs:
     """So many of the next operations on logs fail: JetStream is away."""
     lost_answers: int = 0
     """So many of the next appends are stored, and nobody is told."""
+    refuses: BaseException | None = None
+    """What the next append raises, nothing being stored."""
+    calls: int = 0
     _steps: int = 0
 
     def crash_at(self, step: int, when: Literal["before", "after"]) -> None:
         self._steps, self.crash = 0, (step, when)
 
     def step(self, when: Literal["before", "after"]) -> None:
+        self.calls += when == "before"
         if self.crash is None:
             return
         self._steps += when == "before"
@@ -84,6 +88,9 @@ class MemoryLogs:
         await asyncio.sleep(0)
         self.fault()
         self.step("before")
+        if refused := self.refuses:
+            self.refuses = None
+            raise refused
         kept = self.entries.setdefault(to.name, [])
         if message_id is not None and message_id in self.appended:
             return self.appended[message_id]

@@ -65,9 +65,10 @@ class JobService:
         patient = Patient(bus.logs)
         self._sizes = ShareFollower(bus.logs, shares, self._streams)
         self._progress = Progress(bus)
-        self.jobs = Jobs(JobLog(bus.logs, model, shares), executor, self._progress, quotas)
+        jobs = JobLog(bus.logs, model, shares)
+        self.jobs = Jobs(jobs, executor, self._progress, quotas)
         self._handlers = JobHandlers(self.jobs, identities)
-        worker = JobWorker(JobLog(patient, model, shares), executor, self._progress)
+        worker = JobWorker(jobs.patient(), executor, self._progress)
         self._takers = Takers(bus.logs, JOBS(model=model), worker.work, self._free, _AT_ONCE)
         batch_worker = BatchWorker(
             BatchLog(patient, model, shares), FileStore(patient, shares), executor, self._progress, shares

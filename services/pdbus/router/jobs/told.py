@@ -56,7 +56,7 @@ class Jobs:
         )
         with self._quotas.hold(identity, 0):
             entry = await self._jobs.submit(spec, body)
-        if not entry.final and self._progress.of(spec.tenant, spec.id) is None:
+        if not entry.final and not self._progress.heard(spec.tenant, spec.id):
             await self._progress.tell(spec.tenant, spec.id, entry.status)
         return self._told(entry)
 
@@ -100,16 +100,15 @@ class Jobs:
 
     def _told(self, entry: JobEntry) -> JobTold:
         spec = entry.spec
-        heard = None if entry.final else self._progress.of(spec.tenant, spec.id)
-        running = heard is not None and heard.status == "running"
+        tokens = None if entry.final else self._progress.at_work(spec.tenant, spec.id)
         return JobTold(
             spec.id,
-            "running" if running else entry.status,
+            entry.status if tokens is None else "running",
             spec.endpoint,
             spec.created_s,
             spec.expires_s,
             entry.at_s if entry.final else None,
-            heard.tokens if running and heard else 0,
+            tokens or 0,
             entry.status_code,
             entry.data,
             spec.metadata,

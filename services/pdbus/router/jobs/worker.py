@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any, Generic, Self, TypeVar
 
+from pdbus.bus.follower import Record
 from pdbus.context import Deadline
 from pdbus.errors import DeadlineExceeded, Overloaded, PdbusError, Unavailable
-from pdbus.messages.jobs import JobSpec, JobStatus, JobWork
+from pdbus.messages.jobs import JobEntry, JobSpec, JobStatus, JobWork
 from pdbus.router.jobs.durable import Durable, Taken
 from pdbus.router.jobs.execute import Asked, Executor, Outcome, Seen, failure
 from pdbus.router.jobs.job_log import JobLog
@@ -92,16 +93,16 @@ class JobWorker:
         """Returns once the job has its result and the message is gone. Left before, the message comes again."""
         spec = message.message.spec
         last = await self._jobs.accepted(spec, message.message.body)
-        match verdict(spec, last, message.deliveries, self._jobs.now()):
+        match verdict(spec, last.entry, message.deliveries, self._jobs.now()):
             case "drop":
                 pass
             case "expired":
-                await self._end(spec, _late())
+                await self._end(spec, _late(), last)
             case "given_up":
                 reason = f"{MOST_DELIVERIES} routers ended while they worked on it"
-                await self._end(spec, failure(PdbusError(reason)))
+                await self._end(spec, failure(PdbusError(reason)), last)
             case "run":
-                await self._end(spec, await self._answered(spec, message.message.body) or _late())
+                await self._end(spec, await self._answered(spec, message.message.body) or _late(), last)
         await message.done()
 
     async def _answered(self, spec: JobSpec, body: bytes) -> Outcome | None:
@@ -121,10 +122,10 @@ class JobWorker:
         last = await self._jobs.last(spec.tenant, spec.id)
         return last is not None and last.final
 
-    async def _end(self, spec: JobSpec, outcome: Outcome) -> None:
+    async def _end(self, spec: JobSpec, outcome: Outcome, last: Record[JobEntry]) -> None:
         """Stores the result, unless it has one."""
         status: JobStatus = "completed" if outcome.status_code == 200 else "failed"
-        entry = await self._jobs.end(spec, status, outcome.status_code, outcome.data)
+        entry = await self._jobs.end(spec, status, outcome.status_code, outcome.data, last=last)
         await self._progress.tell(spec.tenant, spec.id, entry.status)
 
 

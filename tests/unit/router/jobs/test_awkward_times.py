@@ -11,8 +11,8 @@ import pytest
 
 from pdbus.bus.bus import memory_bus
 from pdbus.bus.memory import MemoryBroker
-from pdbus.errors import NotFound, QuotaExceeded
-from pdbus.messages.jobs import BatchLine, BatchState, JobSubmit
+from pdbus.errors import NotFound, QuotaExceeded, Unavailable
+from pdbus.messages.jobs import BatchLine, BatchState, JobSpec, JobSubmit, JobWork
 from pdbus.router.identity import Identity, Quota
 from pdbus.router.jobs.batch_log import BatchLog
 from pdbus.router.jobs.batch_run import BatchWorker
@@ -22,14 +22,14 @@ from pdbus.router.jobs.durable import Patient
 from pdbus.router.jobs.execute import Asked, Outcome, Seen
 from pdbus.router.jobs.files import FileStore
 from pdbus.router.jobs.job_log import JobLog
-from pdbus.router.jobs.progress import Progress
+from pdbus.router.jobs.progress import LOOK_AGAIN_S, Progress
 from pdbus.router.jobs.shares import Shares
 from pdbus.router.jobs.states import LIFE_S
 from pdbus.router.jobs.told import Jobs
 from pdbus.router.jobs.worker import JobWorker, unless
 from pdbus.router.quotas import Quotas
 from pdbus.subjects import BATCH_JOBS, BATCHES, FILES, JOBS, RESULTS
-from tests.support.durable import MemoryLogs
+from tests.support.durable import MemoryLogs, Message
 
 MODEL, ROOM = "m", 1 << 30
 ME = Identity("t", Quota(), priority_most=6, key_id="k")
@@ -78,6 +78,12 @@ class World:
         while (message := self.logs.take(JOBS(model=MODEL))) is not None:
             await JobWorker(self.job_log, self.answers, self.progress).work(message)  # type: ignore[arg-type]
             assert message.deliveries == 1
+
+    async def taken(self) -> Message[JobWork]:
+        """A message, as soon as there is one: nobody tells of it."""
+        while (message := self.logs.take(JOBS(model=MODEL))) is None:  # noqa: ASYNC110 - as it says
+            await asyncio.sleep(0)
+        return message
 
     async def batch(self, count: int) -> BatchState:
         async with self.batches.upload(ME, "a", 0) as upload:
@@ -214,6 +220,49 @@ async def test_jobs_are_the_last_unless_more_is_asked_for_within_the_key_s_limit
 
 async def test_the_priority_is_no_part_of_what_a_job_is(w: World) -> None:
     assert await w.submit("k", 0) == await w.submit("k", 5)
+
+
+async def test_a_job_whose_router_fell_silent_is_told_as_queued_again() -> None:
+    now_s = 0.0
+    async with memory_bus(MemoryBroker()) as bus, Progress(bus, lambda: now_s) as progress:
+        w = World(progress)
+        job = await w.submit()
+        await progress.tell("t", job, "running", 7)
+        told = await w.jobs.state("t", job)
+        assert (told.status, told.tokens) == ("running", 7)
+        now_s = LOOK_AGAIN_S + 0.1
+        told = await w.jobs.state("t", job)
+        assert (told.status, told.tokens) == ("queued", 0)
+
+
+async def test_a_message_that_is_taken_before_its_job_is_accepted_waits_for_that(w: World) -> None:
+    """Both would say so at once otherwise, and the slower one would have to look who was quicker."""
+    log = JobLog(w.logs, MODEL, w.shares, w.now)
+    spec = JobSpec("t", "job-1", "completions", b"d" * 32, "", 0.0, LIFE_S)
+
+    async def early() -> None:
+        await JobWorker(log.patient(), w.answers, w.progress).work(await w.taken())  # type: ignore[arg-type]
+
+    steps = w.logs.calls
+    await asyncio.gather(log.submit(spec, b"1"), early())
+    assert w.logs.calls - steps == 5, "a look, the message, two entries and the end of the message"
+    assert [record.entry.status for record in w.logs.entries[RESULTS(tenant="t", job="job-1").name]] == [
+        "queued", "completed",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [Unavailable("away"), asyncio.CancelledError()])
+async def test_a_submission_that_breaks_off_leaves_its_message_to_whoever_takes_it(
+    w: World, error: BaseException
+) -> None:
+    log = JobLog(w.logs, MODEL, w.shares, w.now)
+    spec = JobSpec("t", "job-1", "completions", b"d" * 32, "", 0.0, LIFE_S)
+    w.logs.refuses = error
+    submitting = asyncio.create_task(log.submit(spec, b"1"))
+    await JobWorker(log.patient(), w.answers, w.progress).work(await w.taken())  # type: ignore[arg-type]
+    with pytest.raises(type(error)):
+        await submitting
+    assert (await log.known("t", "job-1")).status == "completed"
 
 
 async def test_a_watch_that_fails_is_no_end_of_the_job() -> None:
