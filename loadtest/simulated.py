@@ -110,6 +110,7 @@ class SimulatedWorker:
         """At once, and without a word: nobody serves its subjects, and its cards stop coming."""
         await self._stack.aclose()
         self._running.clear()
+        self._peers.died(self)
 
     async def fall_silent(self) -> None:
         """It works on, and nothing that it says is heard any more; what is asked of it is refused."""

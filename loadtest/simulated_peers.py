@@ -47,6 +47,10 @@ class Peers:
     def waiting_for(self, worker: str) -> int:
         return sum(waiting.id == worker for waiting, _ in self._waiting.values())
 
+    def died(self, worker: Decoding) -> None:
+        """What it waited for has nobody any more."""
+        self._waiting = {key: waits for key, waits in self._waiting.items() if waits[0] is not worker}
+
     def drop(self, worker: Decoding, message: Cancel) -> None:
         """The KV that was handed over goes with the attempt."""
         for key, (waiting, ticket) in list(self._waiting.items()):

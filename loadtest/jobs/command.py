@@ -40,5 +40,7 @@ def main(argv: list[str]) -> int:
 
 async def _run(given: argparse.Namespace) -> list[JobFigures]:
     async with rig(given.routers) as running, connect(running.nats_url, MODEL) as client:
-        await measure_jobs(client, 20, 4, given.tokens)
-        return [await measure_jobs(client, given.jobs, callers, given.tokens) for callers in given.callers]
+        await measure_jobs(client, 20, 4, given.tokens, running.pids)
+        return [
+            await measure_jobs(client, given.jobs, callers, given.tokens, running.pids) for callers in given.callers
+        ]

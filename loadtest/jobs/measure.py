@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from loadtest.router.cpu import per_request, used_ms
 from pdbus.client import Client
 from pdbus.errors import PdbusError
 
@@ -22,6 +23,8 @@ class JobFigures:
     """p50 and p99 of a submission: then the job can't be lost."""
     result_ms: tuple[float, float]
     """p50 and p99 from submission to the result in the caller's hands."""
+    cpu_ms: dict[str, float]
+    """Of a core, for each job, by kind of process."""
 
     @property
     def per_s(self) -> float:
@@ -32,11 +35,14 @@ class JobFigures:
             f"{self.jobs} jobs, {self.at_once} callers: {self.per_s:.0f} jobs/s, {self.failed} failed",
             f"accepted within {self.accepted_ms[0]:.1f} ms (p99 {self.accepted_ms[1]:.1f} ms)",
             f"answered within {self.result_ms[0]:.1f} ms (p99 {self.result_ms[1]:.1f} ms)",
+            "ms of a core for each job: " + ", ".join(f"{kind} {ms:.2f}" for kind, ms in self.cpu_ms.items()),
         ]
 
 
-async def measure_jobs(client: Client, jobs: int, at_once: int, tokens: int) -> JobFigures:
-    """So many callers each submit a job, wait for its result, and submit the next. Every job has another prompt."""
+async def measure_jobs(client: Client, jobs: int, at_once: int, tokens: int, pids: Mapping[str, int]) -> JobFigures:
+    """So many callers each submit a job, wait for its result, and submit the next. Every job has another prompt.
+
+    `pids`: of the processes whose time on the cores counts, by name."""
     accepted: list[float] = []
     answered: list[float] = []
     numbers = iter(range(jobs))
@@ -55,12 +61,13 @@ async def measure_jobs(client: Client, jobs: int, at_once: int, tokens: int) -> 
             except PdbusError:
                 failed += 1
 
-    begun = time.perf_counter()
+    begun, before = time.perf_counter(), used_ms(pids)
     async with asyncio.TaskGroup() as group:
         for _ in range(at_once):
             group.create_task(caller())
     seconds = time.perf_counter() - begun
-    return JobFigures(jobs, at_once, failed, seconds, _quantiles_ms(accepted), _quantiles_ms(answered))
+    cpu_ms = per_request(before, used_ms(pids), jobs)
+    return JobFigures(jobs, at_once, failed, seconds, _quantiles_ms(accepted), _quantiles_ms(answered), cpu_ms)
 
 
 def _quantiles_ms(seconds: Sequence[float]) -> tuple[float, float]:

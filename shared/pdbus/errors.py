@@ -12,6 +12,7 @@
     ├── DeadlineExceeded        deadline_exceeded
     ├── Cancelled               cancelled
     ├── Corrupt                 corrupt             digest, checksum or sequence did not match
+    ├── QuotaExceeded           quota_exceeded      until something is deleted, or `retry_after_s` have passed
     ├── Overloaded              overloaded          try again after `retry_after_s`
     └── Unavailable             unavailable         nobody answers there now: try another peer
 
@@ -86,6 +87,10 @@ class Cancelled(PdbusError):
 class Corrupt(PdbusError):
     code = "corrupt"
     retryable = True
+
+
+class QuotaExceeded(PdbusError):
+    code = "quota_exceeded"
 
 
 class Overloaded(PdbusError):

@@ -68,6 +68,7 @@ GRANTS: Final[Mapping[str, Grant]] = {
         sends=(*_PRESENT, s.CANCEL, s.TRANSFER, s.JOB_PROGRESS),
         hears=(*_PRESENT, s.TOKENS, s.KVINDEX, *_RECEIVES, s.JOB_PROGRESS),
         follows=(*_VERSIONS, *_JOB_LOGS),
+        tails=_JOB_LOGS,
         appends=_JOB_LOGS,
         puts=_JOB_QUEUES,
         takes=_JOB_QUEUES,

@@ -54,6 +54,8 @@ class Attempt:
         self.pair = pair
         self.failed: str | None = None
         """The worker by which the attempt failed, where one is to blame."""
+        self.worker_died = False
+        """It had begun, and was not heard of again."""
         self.ended_by_worker = False
         """The answer is whole, and the decode worker (or prefill, for a single token) knows it."""
         self._holders = (pair.decode,) if pair.prefill is None else (pair.prefill, pair.decode)
@@ -123,7 +125,7 @@ class Attempt:
         """The fleet has changed: whether those are still there that the attempt needs."""
         for worker in self._needed:
             if self._hub.workers.gone(worker, self._incarnations.get(worker)):
-                self._fail(Unavailable(f"worker {worker} is gone, or hangs"), worker)
+                self._fail(Unavailable(f"worker {worker} is gone, or hangs"), worker, died=worker in self._incarnations)
                 return
 
     def _take(self, item: TokenItem, worker: str) -> None:
@@ -194,9 +196,9 @@ class Attempt:
             # No token, no answer, and no card of late: that is enough. One that is only slow still sends its cards.
             silent = self._hub.workers.fleet.state(worker) != "live"
             if silent or self._unanswered >= _MOST_UNANSWERED:
-                self._fail(Unavailable(f"worker {worker} does not answer"), worker)
+                self._fail(Unavailable(f"worker {worker} does not answer"), worker, died=True)
         except PdbusError as error:
-            self._fail(error, worker)
+            self._fail(error, worker, died=isinstance(error, Unavailable))
         finally:
             self._asking = False
             self._asked = asyncio.get_running_loop().time()
@@ -224,11 +226,11 @@ class Attempt:
         else:
             self._incarnations[worker] = accepted.incarnation
 
-    def _fail(self, error: PdbusError, worker: str) -> None:
+    def _fail(self, error: PdbusError, worker: str, *, died: bool = False) -> None:
         """The first failure of either leg counts."""
         if self._over.done():
             return
-        self.failed = worker
+        self.failed, self.worker_died = worker, died
         if isinstance(error, DeadlineExceeded) and not self._ctx.deadline.passed:
             error = Unavailable(f"worker {worker} did not answer in time")
         self._over.set_exception(error)

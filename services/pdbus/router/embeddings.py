@@ -16,11 +16,12 @@ from pdbus.router.embed_schema import EmbeddingRequest
 from pdbus.router.encoder_version import EncoderVersion
 from pdbus.router.encoders import EmbeddingSource, Encoders, Ids
 from pdbus.router.features import FeatureCache
-from pdbus.router.frontend import Caller, named_session
+from pdbus.router.frontend import Caller
 from pdbus.router.identity import Identities
 from pdbus.router.metrics import RouterMetrics
 from pdbus.router.models import Models
 from pdbus.router.quotas import Quotas
+from pdbus.router.sessions import named_session
 from pdbus.telemetry import Phase
 
 _SHORT_CHARS = 2000
@@ -93,7 +94,7 @@ class Embeddings:
     def _ref(self, request: EmbeddingRequest, caller: Caller) -> str | None:
         """A canary takes its share of the sessions that have a name. Vectors of two versions can't be compared: whoever
         names no session gets all of them from one, whatever the texts."""
-        session = named_session(caller, request.user)
+        session = named_session(caller.ctx.tenant, caller.session, request.user)
         return request.ref if session is None else self._models.ref_for(request.ref, session)
 
     async def _source(self, version: EncoderVersion, caller: Caller) -> EmbeddingSource:

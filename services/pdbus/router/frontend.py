@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from pdbus.bus.bus import Bus
 from pdbus.caching.result_key import ResultKey
-from pdbus.canonical import digest
 from pdbus.context import RequestContext
 from pdbus.messages.common import Digest, Ticket
 from pdbus.router.admission import Admission
@@ -28,6 +27,7 @@ from pdbus.router.output import ChoiceOutput
 from pdbus.router.prompts import Encoded, encode_prompts, most_tokens
 from pdbus.router.quotas import Quotas
 from pdbus.router.results import Results, key_of
+from pdbus.router.sessions import session_of
 from pdbus.router.tokens import TokenHub
 from pdbus.router.version import Version
 from pdbus.telemetry import Phase
@@ -121,7 +121,7 @@ class Frontend:
                     self.admission.slot(choices, deadline, self._demands.of(request, caller.ctx))
                 )
             # again: the ref may have moved while the request waited
-            ref = self.models.ref_for(request.ref, session_of(request, caller))
+            ref = self.models.ref_for(request.ref, session_of(request, caller.ctx.tenant, caller.session))
             served = stack.enter_context(self.metrics.refs.request(self.models.named(ref)))
             root = served.root = self.models.resolve(ref)
             if recorder := self._bus.recorder:
@@ -232,21 +232,6 @@ class Frontend:
             priority=ctx.priority,
         )
         return Generation(ticket, output, plan.version, plan.compute_class, self._hub, self._bus, ctx, self._rng)
-
-
-def session_of(request: GenerateRequest, caller: Caller) -> bytes:
-    """Names a session, by what is known of it: the caller's word, the user, or how the conversation begins."""
-    if named := named_session(caller, request.user):
-        return named
-    first = next((at for at, message in enumerate(request.messages) if message.role == "user"), 0)
-    begins = [message.content for message in request.messages[: first + 1]] or [str(request.prompts[0])[:1024]]
-    return digest(["begins", caller.ctx.tenant, begins])
-
-
-def named_session(caller: Caller, user: str | None) -> bytes | None:
-    """By the caller's word, or the user. None where nobody says what the request belongs to."""
-    named = caller.session or user
-    return None if named is None else digest(["session", caller.ctx.tenant, named])
 
 
 def _stop_ids(plan: Plan) -> tuple[int, ...]:

@@ -40,9 +40,15 @@ from pdbus.router.version import Version
 NO_WORKER_S = 10.0
 """How long a request waits for its first workers; for later ones, once it has begun, it waits to its deadline."""
 _MOST_INTERNAL = 3
+_MOST_DEATHS = 5
+"""Of workers in the middle of it, without one more token: then it is likely to be what they die of."""
 _MOST_AVOIDED = 8
 _FINAL = (InvalidRequest, Unauthorized, Forbidden, NotFound)
 """Another worker would say the same. (RootGone is a NotFound, but another worker may have the root.)"""
+
+
+class Deadly(PdbusError):
+    """Workers die of the request. Internal, and never tried again."""
 
 
 @dataclass(slots=True)
@@ -67,7 +73,7 @@ class Generation:
         if self.ticket.max_tokens == 0 and self.ticket.prompt_logprobs is None:  # an echo, and nothing to compute
             self.output.add((), (), "length")
             return
-        retries = internal = 0
+        retries = internal = deaths = 0
         self.hub.retries.asked()
         failed: dict[str, PdbusError] = {}  # of late, by worker
         moved: Moved | None = None
@@ -86,6 +92,10 @@ class Generation:
                 internal += type(error) is PdbusError
                 if (isinstance(error, _FINAL) and not isinstance(error, RootGone)) or internal >= _MOST_INTERNAL:
                     raise
+                progress = len(self.output.ids) > len(ticket.delivered)
+                deaths = 0 if progress else deaths + attempt.worker_died
+                if deaths >= _MOST_DEATHS:
+                    raise Deadly(f"{deaths} workers ended while they computed this ({error.message})") from None
                 self.ctx.deadline.check(f"another worker could take over ({error.message})")
                 if attempt.failed and len(failed) < _MOST_AVOIDED:
                     failed[attempt.failed] = error

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.typedefs import Middleware
 from opentelemetry.trace import SpanKind
 
 from pdbus.context import Deadline, RequestContext
@@ -20,11 +19,11 @@ from pdbus.router.answer import Answer
 from pdbus.router.demand import unread_demand
 from pdbus.router.frontend import Frontend
 from pdbus.router.http_body import read_body
-from pdbus.router.http_caller import IDENTITY, bearer_of, read_caller, trace_of, unread_caller
-from pdbus.router.http_errors import ErrorBody, ErrorDetail, describe, headers_of
+from pdbus.router.http_caller import read_caller, trace_of, unread_caller
+from pdbus.router.http_errors import describe
 from pdbus.router.http_events import events
 from pdbus.router.http_listen import listen, tls_of
-from pdbus.router.http_pages import OPEN_PAGES
+from pdbus.router.http_middleware import Handler, errors_told, identified
 from pdbus.router.identity import Identities
 from pdbus.router.observe import Observed, observed, operation_of
 from pdbus.router.openai_schema import Endpoint, parse_json
@@ -45,7 +44,6 @@ _STREAM_HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class _EventStream(web.StreamResponse):
@@ -80,7 +78,7 @@ async def serve_http(
 
     Raises OSError where the address can't be had, InvalidRequest for a certificate that can't be used."""
     host, port, tls = settings.http_host, settings.http_port, tls_of(settings.http_cert, settings.http_key)
-    app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_errors, _identified(identities)])
+    app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[errors_told, identified(identities)])
     routes = [
         web.post("/v1/chat/completions", _generate(frontend, "chat.completions")),
         web.post("/v1/completions", _generate(frontend, "completions")),
@@ -189,46 +187,3 @@ async def _last(http: web.Request, response: web.StreamResponse, event: bytes) -
     except (TimeoutError, ConnectionError):
         if http.transport is not None:
             http.transport.abort()
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Whatever goes wrong is told in OpenAI's form."""
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        detail = ErrorDetail(_http_reason(request, error), "invalid_request_error", None, None)
-        headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-        return _error(error.status, ErrorBody(detail), headers)
-    except Exception as error:
-        status, body = describe(error)
-        if status == 500:
-            log.exception("%s %s failed", request.method, request.path)
-        return _error(status, body, headers_of(error))
-
-
-def _identified(identities: Identities) -> Middleware:
-    """Who asks is known before anything of the request's body is read, for every page but the open ones."""
-
-    @web.middleware
-    async def identified(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path not in OPEN_PAGES:
-            request[IDENTITY] = identities.of(bearer_of(request))
-        return await handler(request)
-
-    return identified
-
-
-def _http_reason(http: web.Request, error: web.HTTPException) -> str:
-    reasons = {
-        404: f"there is no {http.path[:200]} here",
-        405: f"{http.method} is not possible on {http.path[:200]}",
-        413: "the request's body is too large",
-    }
-    # aiohttp's own text only says the status again.
-    own = error.text if error.text and not error.text.startswith(f"{error.status}:") else error.reason
-    return reasons.get(error.status, own)
-
-
-def _error(status: int, body: ErrorBody, headers: dict[str, str]) -> web.Response:
-    return web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json", headers=headers)

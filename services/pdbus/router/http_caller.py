@@ -19,7 +19,7 @@ from pdbus.router.identity import Identity
 DEFAULT_TIMEOUT_S = 120.0
 _TIMEOUT = "X-Request-Timeout-Ms"
 IDENTITY = web.RequestKey("identity", Identity)
-"""Set before any handler runs (http.py)."""
+"""Set before any handler runs (http_middleware.py)."""
 
 
 def caller_of(http: web.Request, asked_s: float | None) -> Caller:

@@ -19,6 +19,7 @@ _TABLE: dict[type[PdbusError], tuple[int, str, str]] = {
     errors.Conflict: (409, "invalid_request_error", "conflict"),
     errors.DeadlineExceeded: (504, "timeout_error", "deadline_exceeded"),
     errors.Cancelled: (499, "cancelled", "cancelled"),
+    errors.QuotaExceeded: (429, "insufficient_quota", "quota_exceeded"),
     errors.Overloaded: (429, "rate_limit_error", "overloaded"),
     errors.Unavailable: (503, "server_error", "unavailable"),
     errors.Corrupt: (502, "server_error", "corrupt"),
@@ -58,6 +59,6 @@ def headers_of(error: BaseException) -> dict[str, str]:
         return {"x-should-retry": "false", "WWW-Authenticate": "Bearer"}
     # Statuses alone would make them repeat a request that ran out of its own time.
     headers = {"x-should-retry": "true" if error.retryable else "false"}
-    if error.retryable:
+    if error.retryable or error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s or 1)))
     return headers

@@ -33,6 +33,9 @@ class RouterSettings(Settings):
     feature_subject: str = ""
     """The NATS subject of a service of one's own, whose features are cached (`pd.v1.features.<model>`); empty: none."""
 
+    tenant_disk_bytes: int = 512 << 20
+    """What one tenant's jobs, results, batches and files may take of JetStream's disk, all together."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.http_port <= 65535:
@@ -43,6 +46,8 @@ class RouterSettings(Settings):
             raise SettingsError(
                 "PDBUS_MAX_INFLIGHT, PDBUS_MAX_QUEUED, PDBUS_MAX_QUEUED_BYTES or PDBUS_MAX_BODY_BYTES is too small"
             )
+        if self.tenant_disk_bytes < 1 << 20:
+            raise SettingsError("PDBUS_TENANT_DISK_BYTES must be 1 MiB at least")
         if self.result_ttl_s <= 0 or self.feature_ttl_s <= 0:
             raise SettingsError("PDBUS_RESULT_TTL_S and PDBUS_FEATURE_TTL_S must be above 0")
         if self.feature_subject and not re.fullmatch(r"(?!pd\.)[^\s.*>$]+(\.[^\s.*>]+)*", self.feature_subject):

@@ -126,8 +126,7 @@ async def router(
             await stack.enter_async_context(registration)
         jobs = None
         if bus.durable:
-            slots = settings.max_inflight
-            jobs = await stack.enter_async_context(JobService(bus, frontend, embeddings, identities, quotas, slots))
+            jobs = await stack.enter_async_context(JobService(bus, frontend, embeddings, identities, quotas, settings))
         pages = Pages(models, lambda: why_not_ready(models, workers), jobs=jobs is not None)
         http = await stack.enter_async_context(
             serve_http(

@@ -14,6 +14,7 @@ from pdbus.bus.follower import Follower, Record
 from pdbus.bus.instruments import Instruments
 from pdbus.bus.jetstream import JetStream, Stored, StreamState
 from pdbus.bus.nats import NatsTransport
+from pdbus.bus.size_tail import RESERVES, SizeTail, TakeSize
 from pdbus.bus.stream_configs import stream_configs
 from pdbus.bus.tail import Tail, Take
 from pdbus.bus.work import Job, take
@@ -79,6 +80,7 @@ class Logs:
         message_id: str | None = None,
         deadline: Deadline | None = None,
         replaces: bool = False,
+        reserves: int = 0,
     ) -> int:
         """Appends `entry` durably and returns its sequence. Retried under one message id while JetStream is away.
 
@@ -86,6 +88,7 @@ class Logs:
         `message_id`: an entry appended twice under one id within ten minutes counts once, and so does one with the
         same `expected_seq` at any time; both return the first one's sequence.
         `replaces`: all earlier entries of the subject are removed (only where the stream allows it).
+        `reserves`: so many bytes are set aside for what belongs to it, until the subject's next entry (size_tail.py).
         Raises Conflict, Unavailable when the deadline (10 s) passes without an answer, TooLarge, and Overloaded where
         the log is bounded and full."""
         deadline = deadline or Deadline.after(APPEND_S)
@@ -95,6 +98,8 @@ class Logs:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(expected_seq)
         if replaces:
             headers["Nats-Rollup"] = "sub"
+        if reserves:
+            headers[RESERVES] = str(reserves)
         data = encode(entry)
         while True:
             try:
@@ -136,6 +141,12 @@ class Logs:
         if not isinstance(to.subject, Log):
             raise TypeError(f"{to.name} is not a log")
         return Tail(to, to.subject, after, take, self._transport, self._js, self._instruments)
+
+    def sizes(self, to: ToEvent[Any], after: int, take: TakeSize) -> SizeTail:
+        """As `tail`, without what is in the entries; of all subjects that `to` stands for (its tokens may be ANY)."""
+        if not isinstance(to.subject, Log):
+            raise TypeError(f"{to.name} is not a log")
+        return SizeTail(to, to.subject, after, take, self._transport, self._js, self._instruments)
 
     async def last(self, to: ToEvent[Q]) -> Record[Q] | None:
         """The subject's last entry. Raises as `last_seq`; InvalidRequest where it can't be read."""

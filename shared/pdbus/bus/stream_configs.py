@@ -106,7 +106,7 @@ def stream_configs() -> list[StreamConfig]:
                 max_age=JOBS_KEPT_S,
                 max_bytes=1 << 30,
                 discard=DiscardPolicy.NEW,  # a result is not given up before its time for a newer one
-                allow_rollup_hdrs=kept is FILES,  # a deleted file's content goes at once
+                allow_rollup_hdrs=kept is not RESULTS,  # a deleted file's content goes at once
                 duplicate_window=120,
             )
             for kept in (RESULTS, BATCHES, FILES)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Generic, TypeAlias, TypeVar
+from typing import ClassVar, Generic, TypeAlias, TypeVar
 
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
@@ -35,11 +35,13 @@ _HEARTBEAT_S = 1.0
 _SILENT_S = 3.0
 _UNUSED_S = 30.0
 _PLAIN, _WITH_DOMAIN = 9, 11
-_SEQ, _DELIVERY = 5, 6
+_SEQ, _DELIVERY, STORED_NS = 5, 6, 7
 
 
 class Tail(Generic[Q]):
     """Entries of one log after a sequence. While entered they come; `lost` returns why they don't any more."""
+
+    headers_only: ClassVar[bool | None] = None
 
     def __init__(
         self,
@@ -77,6 +79,7 @@ class Tail(Generic[Q]):
             inactive_threshold=_UNUSED_S,
             mem_storage=True,
             num_replicas=1,
+            headers_only=self.headers_only,
         )
         self._subscription = await self._transport.subscribe(self._inbox, self._on_raw)
         try:
@@ -114,17 +117,17 @@ class Tail(Generic[Q]):
         if STATUS in raw.headers:
             self._on_status(raw)
             return
-        parts = raw.reply.split(".")
-        shift = 0 if len(parts) == _PLAIN else 2
-        if len(parts) < _PLAIN or (shift and len(parts) < _WITH_DOMAIN):
+        try:
+            seq, delivery = int(part_of(raw.reply, _SEQ)), int(part_of(raw.reply, _DELIVERY))
+        except InvalidRequest:
             self._end(Unavailable(f"the log {self._to.name} was delivered in an unknown way"))
             return
         self._signs += 1
-        if int(parts[_DELIVERY + shift]) != self._delivered + 1:
+        if delivery != self._delivered + 1:
             self._end(Unavailable(f"entries of {self._to.name} were missed"))
             return
         self._delivered += 1
-        self._give(int(parts[_SEQ + shift]), raw)
+        self._give(seq, raw)
 
     def _give(self, seq: int, raw: Raw) -> None:
         try:
@@ -159,3 +162,12 @@ class Tail(Generic[Q]):
     def _end(self, why: PdbusError) -> None:
         self._over = self._over or why
         self._ended.set()
+
+
+def part_of(reply: str, at: int) -> str:
+    """Of an acknowledgement's subject: `_SEQ`, `_DELIVERY` or `STORED_NS`. Raises InvalidRequest where it is none."""
+    parts = reply.split(".")
+    shift = 0 if len(parts) == _PLAIN else _WITH_DOMAIN - _PLAIN
+    if len(parts) < _PLAIN or (shift and len(parts) < _WITH_DOMAIN):
+        raise InvalidRequest(f"no acknowledgement subject: {reply[:128]}")
+    return parts[at + shift]

@@ -11,7 +11,7 @@ from pdbus.bus.bus import Bus
 from pdbus.client.retries import Retries
 from pdbus.context import RequestContext, new_id
 from pdbus.errors import Cancelled, DeadlineExceeded, PdbusError, WireError
-from pdbus.messages.jobs import JobEndpoint, JobSubmit, JobTold, JobWanted
+from pdbus.messages.jobs import JOB_PRIORITY, JobEndpoint, JobSubmit, JobTold, JobWanted
 from pdbus.subjects import JOB_CANCEL, JOB_STATE, JOB_SUBMIT, JOB_WATCH, To
 
 Q = TypeVar("Q")
@@ -54,12 +54,15 @@ class Jobs:
         *,
         idempotency_key: str | None = None,
         metadata: Mapping[str, str] | None = None,
+        priority: int = JOB_PRIORITY,
         timeout_s: float | None = None,
     ) -> JobTold:
         """Returns once the job is stored. `body`: of the endpoint, as OpenAI's API has it; the model may be left out.
+        `priority`: 0 to 9, those who wait for an answer having 5; the key may limit it.
 
         The same submission under the same key is the same job, and another one is refused (Conflict)."""
-        asked = JobSubmit(endpoint, {"model": self._named, **body}, idempotency_key or new_id(), dict(metadata or {}))
+        key = idempotency_key or new_id()
+        asked = JobSubmit(endpoint, {"model": self._named, **body}, key, dict(metadata or {}), priority)
         return await self._call(JOB_SUBMIT(model=self._model), asked, self._context(timeout_s))
 
     async def state(self, id: str, *, timeout_s: float | None = None) -> JobTold:

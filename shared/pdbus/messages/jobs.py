@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pdbus.messages.common import Digest
 
+JOB_PRIORITY: Final = 0
+"""Unless more is asked for: the lowest, behind all who wait for an answer."""
 JobEndpoint = Literal["chat.completions", "completions", "embeddings"]
 JobStatus = Literal["queued", "running", "completed", "failed", "cancelled"]
 FINAL: frozenset[JobStatus] = frozenset({"completed", "failed", "cancelled"})
@@ -28,6 +30,7 @@ class JobSpec:
     expires_s: float
     """Begun no later: then it has failed."""
     metadata: dict[str, str] = field(default_factory=dict)
+    priority: int = JOB_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class JobSubmit:
     idempotency_key: str
     """The same submission under the same key, for two days, is the same job."""
     metadata: dict[str, str] = field(default_factory=dict)
+    priority: int = JOB_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,10 @@ class FileEntry:
 
     data: bytes = b""
     whole: FileMeta | None = None
+    """Beside `deleted`: of the file that was there."""
     deleted: bool = False
+    at: int = 0
+    """Where in the file `data` begins."""
 
 
 BatchStatus = Literal[
@@ -160,6 +167,9 @@ class BatchState:
     errors_deleted: bool = False
     deliveries: int = 0
     """Of its work message, when it last came further."""
+    priority: int = JOB_PRIORITY
+    output_kept_s: float = 24 * 3600.0
+    """From its end, what came out of it."""
     errors: tuple[BatchError, ...] = ()
     metadata: dict[str, str] = field(default_factory=dict)
 

@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from pdbus.bus.bus import Bus, connect
+from pdbus.bus.size_tail import Size
 from pdbus.errors import Overloaded
+from pdbus.messages.jobs import FileEntry
 from pdbus.messages.rows import RowsUpdate
-from pdbus.subjects import ROWS, ToEvent
+from pdbus.subjects import ANY, FILES, ROWS, ToEvent
 from tests.support.until import until
 
 
@@ -85,3 +87,19 @@ async def test_a_purge_removes_the_entries_of_one_log_only(bus: Bus, to: ToEvent
         end = await bus.logs.append(to, RowsUpdate(b"", b""))
         await until(lambda: -end in taken)
     assert sorted(taken) == [-end, seqs[1], seqs[3]]
+
+
+async def test_sizes_of_all_subjects_without_what_is_in_them(bus: Bus, unique: Callable[[str], str]) -> None:
+    tenant, sizes = unique("sizes"), list[Size]()
+    one, other = (FILES(tenant=tenant, file=name) for name in "ab")
+    async with bus.logs.sizes(FILES(tenant=tenant, file=ANY), 0, sizes.append):
+        await bus.logs.append(one, FileEntry(b"x" * 300_000), reserves=77)
+        await bus.logs.append(other, FileEntry(b"y" * 50))
+        last = await bus.logs.append(one, FileEntry(deleted=True), replaces=True)
+        await until(lambda: len(sizes) == 3)
+    assert [(size.subject, size.bytes // 1000, size.replaces, size.reserves) for size in sizes] == [
+        (one.name, 300, False, 77), (other.name, 0, False, 0), (one.name, 0, True, 0),
+    ]  # fmt: skip
+    stored = await bus.logs.next(one, last - 1)
+    assert stored is not None
+    assert abs(sizes[-1].at_s - stored.time_ns / 1e9) < 0.001

@@ -14,7 +14,7 @@ import pytest
 from pdbus.bus.bus import Bus, connect
 from pdbus.bus.presence import Fleet
 from pdbus.client import Client
-from pdbus.errors import Cancelled, Conflict, DeadlineExceeded, InvalidRequest, NotFound
+from pdbus.errors import Cancelled, Conflict, DeadlineExceeded, InvalidRequest, NotFound, PdbusError
 from pdbus.messages.jobs import JobEntry, JobSubmit
 from pdbus.router.idempotency import seed_of
 from pdbus.router.identity import OPEN
@@ -168,6 +168,28 @@ async def _router(w: World, nats_url: str, stack: AsyncExitStack) -> tuple[Bus, 
     return bus, made
 
 
+async def _watched(w: World, job: str) -> list[str]:
+    return [state.status async for state in Client(w.r.bus, w.model).jobs.progress(job, timeout_s=30)]
+
+
+async def test_a_job_that_every_worker_dies_of_fails_and_is_not_tried_for_a_day(w: World) -> None:
+    w.behave(mute=True)
+    told = await w.client.jobs.submit("completions", ASK)
+    result = asyncio.create_task(w.client.jobs.result(told.id, wait_s=30))
+    lives = 0
+    while not result.done():
+        worker = w.r.decodes[0]
+        await until(lambda worker=worker: bool(worker.tickets) or result.done(), 10)  # type: ignore[misc]
+        if not result.done():
+            lives += 1
+            await worker.die()
+            (await w.r.start_again(worker)).behaviour.mute = True
+    with pytest.raises(PdbusError, match="workers ended while they computed this"):
+        await result
+    assert lives == 5
+    assert [entry.status for entry in await w.entries(told.id)] == ["queued", "failed"]
+
+
 async def test_a_router_that_dies_in_mid_job_leaves_it_to_another_with_the_same_answer(w: World, nats_url: str) -> None:
     w.behave(mute=True)
     async with AsyncExitStack() as doomed:
@@ -177,6 +199,7 @@ async def test_a_router_that_dies_in_mid_job_leaves_it_to_another_with_the_same_
         assert other.jobs is not None
         asked = JobSubmit("completions", {"model": w.model, **ASK}, "doomed")
         told = await other.jobs.jobs.submit(asked, OPEN)
+        watched = asyncio.create_task(_watched(w, told.id))  # by the doomed one: no other takes anything in
         await until(lambda: w.tickets == 1, 10)
         await bus.transport.close()  # type: ignore[attr-defined]  # nothing that it says at its end arrives
     async with AsyncExitStack() as stack:
@@ -184,6 +207,7 @@ async def test_a_router_that_dies_in_mid_job_leaves_it_to_another_with_the_same_
         _, third = await _router(w, nats_url, stack)
         result = await Client(w.r.bus, w.model, timeout_s=20).jobs.result(told.id, wait_s=20)
         await until(lambda: third.jobs is not None and third.jobs.busy == 0)
+        assert (await watched)[-1] == "completed"
     w.r.router.cancels.send(w.r.prefills[0].tickets[0], tuple(worker.id for worker in w.r.workers), "client_gone")
     assert result["usage"]["completion_tokens"] == 12
     seeds = {ticket.seed for ticket in w.r.prefills[0].tickets}

@@ -23,10 +23,9 @@ from pdbus.client import Client
 from pdbus.context import Deadline, RequestContext
 from pdbus.errors import NotFound, Overloaded, Unauthorized
 from pdbus.messages.router import InferRequest
-from pdbus.router.cache_control import CacheControl
-from pdbus.router.frontend import Caller, named_session
 from pdbus.router.identity import Identities
 from pdbus.router.jobs.execute import Asked, Seen
+from pdbus.router.sessions import named_session
 from pdbus.subjects import INFER
 from tests.support.completing import completion
 from tests.support.router_rig import MODEL, Rig, rig, until
@@ -233,12 +232,9 @@ async def test_tokens_count_whether_read_or_written(t: Tenants) -> None:
         assert abs(int(headers["Retry-After"]) - (used - 60 + 1)) <= 2
 
 
-def test_the_same_session_of_two_tenants_is_two(tmp_path: Path) -> None:
+def test_the_same_session_of_two_tenants_is_two() -> None:
     """Which version a session is served by while a canary runs tells nothing of another's."""
-    callers = [
-        Caller(RequestContext(Deadline.after(1), tenant=name), CacheControl(), session="s") for name in ("a", "b")
-    ]
-    assert len({named_session(caller, None) for caller in callers}) == 2
+    assert len({named_session(name, "s", None) for name in ("a", "b")}) == 2
 
 
 async def test_jobs_batches_and_files_of_another_are_not_there(

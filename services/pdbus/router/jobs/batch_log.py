@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from pdbus.errors import Conflict, NotFound, Overloaded
+from pdbus.errors import Conflict, NotFound, QuotaExceeded
 from pdbus.messages.jobs import BatchEntry, BatchLine, BatchState, BatchWork
-from pdbus.router.jobs.durable import Durable
+from pdbus.router.jobs.durable import Durable, last_of_each
+from pdbus.router.jobs.shares import Shares
 from pdbus.subjects import ANY, BATCH_JOBS, BATCHES, ToEvent
 
 MOST_BATCHES = 1000
 """Of one tenant, those that ended within two days included."""
-_READS_AT_ONCE = 16
+_ENTRY_BYTES = 1024
+"""Of a batch that has just begun, about."""
 
 
 class BatchLog:
     """Raises Unavailable while JetStream is away, Overloaded where it has no room."""
 
-    def __init__(self, logs: Durable, model: str, now: Callable[[], float] = time.time) -> None:
-        self._logs = logs
+    def __init__(self, logs: Durable, model: str, shares: Shares, now: Callable[[], float] = time.time) -> None:
+        self._logs, self._shares = logs, shares
         self._work = BATCH_JOBS(model=model)
         self.now = now
 
     async def create(self, state: BatchState) -> BatchState:
-        """Its message goes first, as that of a job. Raises Conflict for another one under its id."""
+        """Its message goes first, as that of a job. Raises Conflict for another one under its id, QuotaExceeded."""
         known = await self.last(state.tenant, state.id)
         if known is None:
             if len(await self._logs.counts(BATCHES(tenant=state.tenant, batch=ANY))) >= MOST_BATCHES:
-                raise Overloaded(f"{MOST_BATCHES} batches are kept, each for two days", retry_after_s=3600.0)
-            id_ = f"{state.tenant}.{state.id}.{state.digest.hex()}"
-            await self._logs.enqueue(self._work, BatchWork(state), message_id=id_)
-            known = await self.accepted(state)
+                raise QuotaExceeded(f"{MOST_BATCHES} batches are kept, each for two days", retry_after_s=3600.0)
+            with self._shares.hold(state.tenant, _ENTRY_BYTES):
+                id_ = f"{state.tenant}.{state.id}.{state.digest.hex()}"
+                await self._logs.enqueue(self._work, BatchWork(state), message_id=id_)
+                known = await self.accepted(state)
         if known[0].digest != state.digest:
             raise Conflict("this idempotency key was used for another batch", param="Idempotency-Key")
         return known[0]
@@ -47,9 +49,12 @@ class BatchLog:
             return state, seq
         return known
 
-    async def append(self, state: BatchState, after: int, lines: Sequence[BatchLine] = ()) -> int:
-        """Raises Conflict where the log's last entry has another sequence."""
-        return await self._logs.append(_to(state), BatchEntry(state, tuple(lines)), expected_seq=after)
+    async def append(
+        self, state: BatchState, after: int, lines: Sequence[BatchLine] = (), *, replaces: bool = False
+    ) -> int:
+        """Raises Conflict where the log's last entry has another sequence. `replaces`: all entries before it go."""
+        entry = BatchEntry(state, tuple(lines))
+        return await self._logs.append(_to(state), entry, expected_seq=after, replaces=replaces)
 
     async def change(self, tenant: str, id_: str, to: Callable[[BatchState], BatchState | None]) -> BatchState:
         """Into what `to` makes of its state, None: nothing. Raises NotFound."""
@@ -82,12 +87,8 @@ class BatchLog:
 
     async def of(self, tenant: str) -> list[BatchState]:
         """The newest first."""
-        to = BATCHES(tenant=tenant, batch=ANY)
-        names = [tokens["batch"] for name in await self._logs.counts(to) if (tokens := BATCHES.tokens(name))]
-        found: list[BatchState] = []
-        for start in range(0, len(names), _READS_AT_ONCE):
-            some = await asyncio.gather(*(self.last(tenant, name) for name in names[start : start + _READS_AT_ONCE]))
-            found += [one[0] for one in some if one is not None]
+        last = await last_of_each(self._logs, BATCHES(tenant=tenant, batch=ANY))
+        found = [record.entry.state for _, record in last]
         return sorted(found, key=lambda state: (-state.created_s, state.id))
 
 

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import msgspec
 
-from pdbus.backoff import backoff_s
-from pdbus.errors import Conflict, InvalidRequest, NotFound, Overloaded, Unavailable
+from pdbus.errors import Conflict, NotFound
 from pdbus.messages.jobs import BatchError, BatchLine, BatchState, BatchStatus, BatchWork
 from pdbus.router.jobs import lines
+from pdbus.router.jobs.batch_check import check
 from pdbus.router.jobs.batch_log import BatchLog
 from pdbus.router.jobs.batch_states import MOST_STALLED, begun, ended, refused, with_lines
 from pdbus.router.jobs.durable import Taken
 from pdbus.router.jobs.execute import Asked, Executor, Seen
 from pdbus.router.jobs.files import FileStore
 from pdbus.router.jobs.progress import LOOK_AGAIN_S, Progress, wait_news
+from pdbus.router.jobs.shares import Shares
 from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
@@ -31,22 +31,28 @@ log = logging.getLogger(__name__)
 LINES_AT_ONCE = 32
 _GROUP_BYTES = 100_000
 """Of results, after which an entry is full; the last of them may have as much again as a job's answer."""
-_MOST_ERRORS = 50
+_NO_ROOM = msgspec.json.encode(
+    {"code": "quota_exceeded", "message": "there is no room for its answer: delete files that are no longer needed"}
+)
 _LATE = msgspec.json.encode({"code": "batch_expired", "message": "there was no room for it within a day"})
 
 
 class BatchWorker:
     """What is done with one message of the queue of batches."""
 
-    def __init__(self, batches: BatchLog, files: FileStore, executor: Executor, progress: Progress) -> None:
+    def __init__(
+        self, batches: BatchLog, files: FileStore, executor: Executor, progress: Progress, shares: Shares
+    ) -> None:
+        """`batches`, `files`: by patient logs (durable.py)."""
         self._batches, self._files, self._executor, self._progress = batches, files, executor, progress
+        self._shares = shares
 
     async def work(self, message: Taken[BatchWork]) -> None:
         """Returns once the batch has ended and the message is gone. Left before, the message comes again."""
         first = message.message.state
         state, _ = await self._batches.accepted(first)
         if state.digest == first.digest and not state.final:
-            run = _Run(self._batches, self._files, self._executor, state, message.deliveries)
+            run = _Run(self._batches, self._files, self._executor, self._shares, state, message.deliveries)
             with self._progress.news(state.tenant, state.id, end_only=True) as news:
                 await run.to_end(news)
         await message.done()
@@ -56,9 +62,15 @@ class _Run:
     """One router's work on one batch."""
 
     def __init__(
-        self, batches: BatchLog, files: FileStore, executor: Executor, state: BatchState, deliveries: int
+        self,
+        batches: BatchLog,
+        files: FileStore,
+        executor: Executor,
+        shares: Shares,
+        state: BatchState,
+        deliveries: int,
     ) -> None:
-        self._batches, self._files, self._executor = batches, files, executor
+        self._batches, self._files, self._executor, self._shares = batches, files, executor, shares
         self._deliveries = deliveries
         self._state = state
         self._seq = 0
@@ -66,7 +78,6 @@ class _Run:
         """Lines that have their result."""
         self._gate = asyncio.Semaphore(LINES_AT_ONCE)
         """Held by a line from its beginning until its result is stored: so what waits for that is bounded."""
-        self._rng = random.Random()  # noqa: S311 - spreads retries
 
     async def to_end(self, news: asyncio.Event) -> None:
         await self._refresh()
@@ -83,7 +94,9 @@ class _Run:
         if state.status == "cancelling":
             await self._end("cancelled")
         elif self._late:
-            await self._expire()
+            with suppress(NotFound):  # its file has gone before it: then its lines can't be told one by one
+                await self._expire()
+            await self._end("expired")
         elif self._stalled:
             await self._refuse([BatchError("stalled", f"{MOST_STALLED} routers ended while they worked on it")])
         else:
@@ -103,35 +116,11 @@ class _Run:
 
     async def _validate(self) -> None:
         """Into "in_progress", or "failed"."""
-        errors: list[BatchError] = []
-        known: set[str] = set()
-        at = 0
-        try:
-            async for number, raw in self._lines():
-                at = number
-                try:
-                    request = lines.parse(number, raw, self._state.endpoint)
-                except InvalidRequest as error:
-                    errors.append(BatchError(error.param or "invalid_request", error.message, number + 1))
-                else:
-                    if request.custom_id in known:
-                        reason = f"the custom_id {request.custom_id!r} is there twice"
-                        errors.append(BatchError("duplicate_custom_id", reason, number + 1))
-                    known.add(request.custom_id)
-                if len(known) > lines.MOST_LINES:
-                    errors.append(BatchError("too_many_lines", f"a batch has {lines.MOST_LINES} lines at most"))
-                if len(errors) >= _MOST_ERRORS or len(known) > lines.MOST_LINES:
-                    break
-            if not known and not errors:
-                errors.append(BatchError("empty_file", "there is no line in the file"))
-        except InvalidRequest as error:
-            errors.append(BatchError(error.param or "invalid_request", error.message, at + 1))
-        except NotFound as error:
-            errors.append(BatchError("no_file", error.message))
+        count, errors = await check(self._lines(), self._state.endpoint)
         if errors:
             await self._refuse(errors)
         else:
-            await self._store(begun(self._state, len(known), self._batches.now()))
+            await self._store(begun(self._state, count, self._batches.now()))
 
     async def _answer(self, news: asyncio.Event) -> None:
         """Until every line has its result, or the batch is to end before."""
@@ -166,14 +155,18 @@ class _Run:
                     if number in self._done:
                         continue
                     await self._gate.acquire()
-                    group.create_task(self._line(lines.parse(number, raw, self._state.endpoint), came))
+                    request = lines.parse(number, raw, self._state.endpoint)
+                    if self._shares.full(self._state.tenant):
+                        came.put_nowait(BatchLine(number, request.custom_id, 0, _NO_ROOM))
+                        continue
+                    group.create_task(self._line(request, came))
         except BaseExceptionGroup as failed:
             came.put_nowait(failed.exceptions[0])
 
     async def _line(self, request: lines.Request, came: asyncio.Queue[BatchLine | BaseException | None]) -> None:
         state = self._state
         name = f"{state.id}-{request.number}"
-        asked = Asked(state.tenant, state.key_id, state.endpoint, request.body, name, state.expires_s)
+        asked = Asked(state.tenant, state.key_id, state.endpoint, request.body, name, state.expires_s, state.priority)
         outcome = await self._executor.run(asked, Seen())
         came.put_nowait(BatchLine(request.number, request.custom_id, outcome.status_code, outcome.data))
 
@@ -190,7 +183,6 @@ class _Run:
                     group = []
             if group:
                 await self._keep(group)
-        await self._end("expired")
 
     async def _keep(self, group: Sequence[BatchLine]) -> None:
         """Stores results, those that another router has stored by now left out."""
@@ -215,20 +207,14 @@ class _Run:
                 return
 
     async def _store(self, state: BatchState, group: Sequence[BatchLine] = ()) -> bool:
-        """However long the log is away. False: somebody was quicker, and what is known is what that one left."""
-        retries = 0
-        while True:
-            try:
-                self._seq = await self._batches.append(state, self._seq, group)
-            except Conflict:
-                await self._refresh()
-                return False
-            except (Unavailable, Overloaded):
-                retries += 1
-                await asyncio.sleep(backoff_s(retries, self._rng))
-                continue
-            self._state = state
-            return True
+        """False: somebody was quicker, and what is known is what that one left."""
+        try:
+            self._seq = await self._batches.append(state, self._seq, group)
+        except Conflict:
+            await self._refresh()
+            return False
+        self._state = state
+        return True
 
     async def _refresh(self) -> None:
         async for seq, entry in self._batches.entries(self._state, self._seq):

@@ -16,7 +16,7 @@ from opentelemetry.trace import SpanKind
 from pdbus.backoff import backoff_s
 from pdbus.context import LONGEST_DEADLINE_S, Deadline, RequestContext
 from pdbus.errors import DeadlineExceeded, InvalidRequest, PdbusError, TooLarge
-from pdbus.messages.jobs import JobEndpoint
+from pdbus.messages.jobs import JOB_PRIORITY, JobEndpoint
 from pdbus.router.answer import Answer
 from pdbus.router.cache_control import CacheControl
 from pdbus.router.embed_schema import EmbeddingRequest, parse_embedding
@@ -68,6 +68,7 @@ class Asked:
     name: str
     """Unique; it seeds an answer that is drawn without a seed of its own, so that each try gives the same one."""
     expires_s: float
+    priority: int = JOB_PRIORITY
 
 
 class Executor:
@@ -114,9 +115,8 @@ class Executor:
         identity = self._identities.by_id(asked.key_id)
         request = _parse(asked.endpoint, asked.body)
         deadline = Deadline.after(request.timeout_s or LONGEST_DEADLINE_S)
-        caller = Caller(
-            RequestContext(deadline, tenant=asked.tenant), CacheControl(), f"pdbus {asked.name}", identity=identity
-        )
+        ctx = RequestContext(deadline, tenant=asked.tenant, priority=min(asked.priority, identity.priority_most))
+        caller = Caller(ctx, CacheControl(), f"pdbus {asked.name}", identity=identity)
         if isinstance(request, EmbeddingRequest):
             data = await self._embed(request, caller)
         else:

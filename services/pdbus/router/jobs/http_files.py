@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 
 import msgspec
 from aiohttp import BodyPartReader, web
 
+from pdbus.bus.stream_configs import JOBS_KEPT_S
 from pdbus.context import LONGEST_DEADLINE_S
-from pdbus.errors import InvalidRequest
+from pdbus.errors import InvalidRequest, NotFound
 from pdbus.messages.jobs import FileMeta
 from pdbus.router.http_caller import IDENTITY
-from pdbus.router.jobs.batches import Batches
-from pdbus.router.jobs.files import MOST_FILE_BYTES
-from pdbus.router.jobs.openai_jobs import FileDeleted, file
+from pdbus.router.jobs.batches import Batches, FilesWanted
+from pdbus.router.jobs.files import LEAST_KEPT_S, MOST_FILE_BYTES, Upload
+from pdbus.router.jobs.http_jobs import number, whole_number
+from pdbus.router.jobs.openai_jobs import FileDeleted, FileList, file
 
+MOST_FILES_LISTED = 10_000
 _SLACK_BYTES = 64 << 10
 """Of a form, beside the file."""
 _MOST_PARTS = 8
@@ -32,6 +35,7 @@ class HttpFiles:
     def routes(self) -> list[web.RouteDef]:
         return [
             web.post("/v1/files", self._upload),
+            web.get("/v1/files", self._list),
             web.get("/v1/files/{id}", self._file),
             web.delete("/v1/files/{id}", self._delete),
             web.get("/v1/files/{id}/content", self._content),
@@ -52,30 +56,36 @@ class HttpFiles:
             raise InvalidRequest("the form broke off, or is none as its head says") from None
 
     async def _stored(self, http: web.Request) -> FileMeta:
-        stored: FileMeta | None = None
-        purpose = ""
+        fields: dict[str, str] = {}
         form, parts = await http.multipart(), 0
-        try:
+        upload: Upload | None = None
+        async with AsyncExitStack() as stack:
             while (part := await form.next()) is not None:
                 parts += 1
                 if not isinstance(part, BodyPartReader) or parts > _MOST_PARTS:
-                    raise InvalidRequest("the form has more in it than a file and its purpose")
-                if part.name == "file" and stored is None:
-                    name = (part.filename or "file.jsonl")[:_NAME]
+                    raise InvalidRequest("the form has more in it than a file and what is said of it")
+                if part.name == "file" and upload is None:
+                    name, size = (part.filename or "file.jsonl")[:_NAME], http.content_length or 0
+                    upload = await stack.enter_async_context(self._batches.upload(http[IDENTITY], name, size))
                     async with aclosing(_content(part)) as content:
-                        stored = await self._batches.upload(http[IDENTITY], name, "batch", content)
+                        await upload.add(content)
                 else:
-                    value = await _field(part)
-                    purpose = value if part.name == "purpose" else purpose
-            if stored is None:
+                    fields[part.name or ""] = await _field(part)
+            if upload is None:
                 raise InvalidRequest("there is no file in the form", param="file")
-            if purpose != "batch":
+            if fields.get("purpose") != "batch":
                 raise InvalidRequest("the purpose of a file is 'batch': nothing else is served", param="purpose")
-        except BaseException:
-            if stored is not None:
-                await asyncio.shield(self._batches.delete(http[IDENTITY].tenant, stored.id))
-            raise
-        return stored
+            return await upload.finish("batch", _kept_s(fields))
+
+    async def _list(self, http: web.Request) -> web.Response:
+        order = http.query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise InvalidRequest("order is asc or desc", param="order")
+        limit = number(http, "limit", 1, MOST_FILES_LISTED, MOST_FILES_LISTED)
+        wanted = FilesWanted(limit, http.query.get("purpose"), http.query.get("after"), order == "desc")
+        found, more = await self._batches.files(http[IDENTITY].tenant, wanted)
+        first, last = (found[0].id, found[-1].id) if found else (None, None)
+        return _json(FileList(data=list(map(file, found)), first_id=first, last_id=last, has_more=more))
 
     async def _file(self, http: web.Request) -> web.Response:
         return _json(file(await self._batches.file(http[IDENTITY].tenant, http.match_info["id"])))
@@ -92,13 +102,26 @@ class HttpFiles:
         try:
             async with asyncio.timeout(LONGEST_DEADLINE_S), aclosing(self._batches.content(tenant, id_)) as content:
                 await response.prepare(http)
+                written = 0
                 async for piece in content:
                     await response.write(piece)
+                    written += len(piece)
+                if written != meta.bytes:
+                    raise NotFound("it was deleted while it was read")
                 await response.write_eof()
         except Exception:
             if http.transport is not None:
                 http.transport.abort()  # the length that was told is missed: the client sees that it is not all
         return response
+
+
+def _kept_s(fields: dict[str, str]) -> float | None:
+    anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return None
+    if anchor != "created_at":
+        raise InvalidRequest("the anchor is created_at", param="expires_after[anchor]")
+    return float(whole_number("expires_after[seconds]", seconds or "", LEAST_KEPT_S, JOBS_KEPT_S))
 
 
 async def _content(part: BodyPartReader) -> AsyncGenerator[bytes, None]:

@@ -46,6 +46,11 @@ class Job(Struct, frozen=True, kw_only=True):
     """Once it is completed, or failed."""
 
 
+class ExpiresAfter(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Meta(ge=3600, le=86_400)]
+
+
 class BatchBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/batches."""
 
@@ -53,6 +58,7 @@ class BatchBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     endpoint: Path
     completion_window: Literal["24h"]
     metadata: Metadata | None = None
+    output_expires_after: ExpiresAfter | None = None
 
 
 class RequestCounts(Struct, frozen=True):
@@ -115,6 +121,14 @@ class File(Struct, frozen=True, kw_only=True):
     filename: str
     purpose: Literal["batch", "batch_output"]
     status: Literal["processed"] = "processed"
+
+
+class FileList(Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[File]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class FileDeleted(Struct, frozen=True, kw_only=True):
@@ -187,10 +201,9 @@ def error_file(state: BatchState) -> FileMeta | None:
 def _made(state: BatchState, kind: str, size: int, *, deleted: bool) -> FileMeta | None:
     if not state.final or not size or deleted:
         return None
-    ended_s = state.since_s[state.status]
-    return FileMeta(
-        f"file-{state.id}-{kind}", f"{state.id}_{kind}.jsonl", "batch_output", size, ended_s, ended_s + 24 * 3600
-    )
+    at_s = state.since_s[state.status]
+    name = f"{state.id}_{kind}.jsonl"
+    return FileMeta(f"file-{state.id}-{kind}", name, "batch_output", size, at_s, at_s + state.output_kept_s)
 
 
 def _whole(seconds: float | None) -> int | None:

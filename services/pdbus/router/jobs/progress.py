@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -23,9 +24,10 @@ _REMEMBERED = 16_384
 class Progress:
     """Tells and hears; tells again of what runs here every `TELL_EVERY_S`. Used from one event loop."""
 
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-        self._known: OrderedDict[tuple[str, str], JobProgress] = OrderedDict()
+    def __init__(self, bus: Bus, now: Callable[[], float] = time.monotonic) -> None:
+        self._bus, self._now = bus, now
+        self._known: OrderedDict[tuple[str, str], tuple[JobProgress, float]] = OrderedDict()
+        """What was heard last of a job, and when."""
         self._news: dict[tuple[str, str], dict[asyncio.Event, bool]] = {}
         """Who waits for news of a job, and whether only for its end."""
         self._running: dict[tuple[str, str], Callable[[], int]] = {}
@@ -46,9 +48,16 @@ class Progress:
         self._hear(told)
         await self._bus.publish(JOB_PROGRESS(tenant=tenant, job=job), told)
 
-    def of(self, tenant: str, job: str) -> JobProgress | None:
-        """The last that was heard of it."""
-        return self._known.get((tenant, job))
+    def heard(self, tenant: str, job: str) -> bool:
+        """Whether anything was ever told of it."""
+        return (tenant, job) in self._known
+
+    def at_work(self, tenant: str, job: str) -> int | None:
+        """How many tokens of it there are; None where it does not run, or whoever ran it has fallen silent."""
+        told, at_s = self._known.get((tenant, job), (None, 0.0))
+        if told is None or told.status != "running" or self._now() - at_s > LOOK_AGAIN_S:
+            return None
+        return told.tokens
 
     @contextmanager
     def news(self, tenant: str, job: str, *, end_only: bool = False) -> Iterator[asyncio.Event]:
@@ -73,7 +82,7 @@ class Progress:
 
     def _hear(self, told: JobProgress) -> None:
         name = told.tenant, told.job
-        self._known[name] = told
+        self._known[name] = told, self._now()
         self._known.move_to_end(name)
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)

@@ -18,6 +18,7 @@ from pdbus.router.identity import Identities
 from pdbus.router.jobs.batch_log import BatchLog
 from pdbus.router.jobs.batch_run import BatchWorker
 from pdbus.router.jobs.batches import Batches
+from pdbus.router.jobs.durable import Patient
 from pdbus.router.jobs.execute import Executor
 from pdbus.router.jobs.files import FileStore
 from pdbus.router.jobs.handlers import JobHandlers
@@ -26,9 +27,12 @@ from pdbus.router.jobs.http_jobs import HttpJobs
 from pdbus.router.jobs.job_log import JobLog
 from pdbus.router.jobs.progress import Progress
 from pdbus.router.jobs.room import JobRoom
+from pdbus.router.jobs.share_follower import ShareFollower
+from pdbus.router.jobs.shares import Shares
 from pdbus.router.jobs.told import Jobs
 from pdbus.router.jobs.worker import JobWorker, Takers
 from pdbus.router.quotas import Quotas
+from pdbus.router.settings import RouterSettings
 from pdbus.subjects import BATCH_JOBS, JOBS
 from pdbus.tasks import cancelled
 
@@ -43,25 +47,36 @@ class JobService:
     """Takes jobs from the queue and serves whoever asks for them, while it is entered. Needs a bus with logs."""
 
     def __init__(
-        self, bus: Bus, frontend: Frontend, embeddings: Embeddings, identities: Identities, quotas: Quotas, slots: int
+        self,
+        bus: Bus,
+        frontend: Frontend,
+        embeddings: Embeddings,
+        identities: Identities,
+        quotas: Quotas,
+        settings: RouterSettings,
     ) -> None:
-        """`slots`: of the router's admission."""
         model = frontend.models.model
         self._bus, self._model = bus, model
-        self._room = room = JobRoom(frontend.admission, slots)
+        self._room = room = JobRoom(frontend.admission, settings.max_inflight)
         self._streams = asyncio.Event()
         """The streams are there: a router starts, and serves, before that."""
         self.executor = executor = Executor(frontend, embeddings, identities, room)
-        jobs = JobLog(bus.logs, model)
+        self.shares = shares = Shares(settings.tenant_disk_bytes)
+        patient = Patient(bus.logs)
+        self._sizes = ShareFollower(bus.logs, shares, self._streams)
         self._progress = Progress(bus)
+        jobs = JobLog(bus.logs, model, shares)
         self.jobs = Jobs(jobs, executor, self._progress, quotas)
         self._handlers = JobHandlers(self.jobs, identities)
-        worker = JobWorker(jobs, executor, self._progress)
+        worker = JobWorker(jobs.patient(), executor, self._progress)
         self._takers = Takers(bus.logs, JOBS(model=model), worker.work, self._free, _AT_ONCE)
-        batches, files = BatchLog(bus.logs, model), FileStore(bus.logs)
-        batch_worker = BatchWorker(batches, files, executor, self._progress)
+        batch_worker = BatchWorker(
+            BatchLog(patient, model, shares), FileStore(patient, shares), executor, self._progress, shares
+        )
         self._batch_takers = Takers(bus.logs, BATCH_JOBS(model=model), batch_worker.work, self._free, _BATCHES_AT_ONCE)
-        self.batches = Batches(batches, files, self._progress, quotas)
+        self.batches = Batches(
+            BatchLog(bus.logs, model, shares), FileStore(bus.logs, shares), self._progress, quotas, shares
+        )
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -69,6 +84,7 @@ class JobService:
             await stack.enter_async_context(self._progress)
             self._served = await self._handlers.serve(self._bus, self._model, stack)
             stack.push_async_callback(cancelled, asyncio.create_task(self._ensure()))
+            await stack.enter_async_context(self._sizes)
             await stack.enter_async_context(self._takers)
             await stack.enter_async_context(self._batch_takers)
             self._stack = stack.pop_all()

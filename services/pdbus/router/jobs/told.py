@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from pdbus.context import new_id
+from pdbus.context import HIGHEST_PRIORITY, new_id
 from pdbus.errors import DeadlineExceeded, InvalidRequest
 from pdbus.messages.jobs import JobEntry, JobSpec, JobSubmit, JobTold
 from pdbus.router.identity import Identity
@@ -33,6 +33,8 @@ class Jobs:
         Raises InvalidRequest, Conflict for another job under its key, Overloaded (also by the quota), Unavailable: it
         may then be there, and the same key finds it."""
         check_metadata(asked.metadata)
+        if not 0 <= asked.priority <= HIGHEST_PRIORITY:
+            raise InvalidRequest(f"priority must be 0 to {HIGHEST_PRIORITY}", param="priority")
         try:
             body = canonical_body(asked.body)
         except (ValueError, RecursionError) as error:
@@ -50,10 +52,11 @@ class Jobs:
             now,
             now + LIFE_S,
             dict(asked.metadata),
+            priority=min(asked.priority, identity.priority_most),
         )
         with self._quotas.hold(identity, 0):
             entry = await self._jobs.submit(spec, body)
-        if not entry.final and self._progress.of(spec.tenant, spec.id) is None:
+        if not entry.final and not self._progress.heard(spec.tenant, spec.id):
             await self._progress.tell(spec.tenant, spec.id, entry.status)
         return self._told(entry)
 
@@ -97,16 +100,15 @@ class Jobs:
 
     def _told(self, entry: JobEntry) -> JobTold:
         spec = entry.spec
-        heard = None if entry.final else self._progress.of(spec.tenant, spec.id)
-        running = heard is not None and heard.status == "running"
+        tokens = None if entry.final else self._progress.at_work(spec.tenant, spec.id)
         return JobTold(
             spec.id,
-            "running" if running else entry.status,
+            entry.status if tokens is None else "running",
             spec.endpoint,
             spec.created_s,
             spec.expires_s,
             entry.at_s if entry.final else None,
-            heard.tokens if running and heard else 0,
+            tokens or 0,
             entry.status_code,
             entry.data,
             spec.metadata,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any, Generic, Self, TypeVar
 
-from pdbus.backoff import backoff_s
+from pdbus.bus.follower import Record
 from pdbus.context import Deadline
 from pdbus.errors import DeadlineExceeded, Overloaded, PdbusError, Unavailable
 from pdbus.messages.jobs import JobEntry, JobSpec, JobStatus, JobWork
@@ -87,29 +86,29 @@ class JobWorker:
     """What is done with one message of the queue of jobs."""
 
     def __init__(self, jobs: JobLog, executor: Executor, progress: Progress) -> None:
+        """`jobs`: by patient logs (durable.py)."""
         self._jobs, self._executor, self._progress = jobs, executor, progress
-        self._rng = random.Random()  # noqa: S311 - spreads retries
 
     async def work(self, message: Taken[JobWork]) -> None:
         """Returns once the job has its result and the message is gone. Left before, the message comes again."""
         spec = message.message.spec
-        last = await self._jobs.accepted(spec)
-        match verdict(spec, last, message.deliveries, self._jobs.now()):
+        last = await self._jobs.accepted(spec, message.message.body)
+        match verdict(spec, last.entry, message.deliveries, self._jobs.now()):
             case "drop":
                 pass
             case "expired":
-                await self._end(spec, _late())
+                await self._end(spec, _late(), last)
             case "given_up":
                 reason = f"{MOST_DELIVERIES} routers ended while they worked on it"
-                await self._end(spec, failure(PdbusError(reason)))
+                await self._end(spec, failure(PdbusError(reason)), last)
             case "run":
-                await self._end(spec, await self._answered(spec, message.message.body) or _late())
+                await self._end(spec, await self._answered(spec, message.message.body) or _late(), last)
         await message.done()
 
     async def _answered(self, spec: JobSpec, body: bytes) -> Outcome | None:
         """None: it is late, or was cancelled, or has a result by now."""
         seen = Seen()
-        asked = Asked(spec.tenant, spec.key_id, spec.endpoint, body, spec.id, spec.expires_s)
+        asked = Asked(spec.tenant, spec.key_id, spec.endpoint, body, spec.id, spec.expires_s, spec.priority)
         with (
             self._progress.news(spec.tenant, spec.id, end_only=True) as news,
             self._progress.running(spec.tenant, spec.id, lambda: seen.tokens),
@@ -123,17 +122,10 @@ class JobWorker:
         last = await self._jobs.last(spec.tenant, spec.id)
         return last is not None and last.final
 
-    async def _end(self, spec: JobSpec, outcome: Outcome) -> None:
-        """Stores the result, unless it has one, however long the log is away: else all would only be done again."""
+    async def _end(self, spec: JobSpec, outcome: Outcome, last: Record[JobEntry]) -> None:
+        """Stores the result, unless it has one."""
         status: JobStatus = "completed" if outcome.status_code == 200 else "failed"
-        retries = 0
-        while True:
-            try:
-                entry: JobEntry = await self._jobs.end(spec, status, outcome.status_code, outcome.data)
-                break
-            except (Unavailable, Overloaded):
-                retries += 1
-                await asyncio.sleep(backoff_s(retries, self._rng))
+        entry = await self._jobs.end(spec, status, outcome.status_code, outcome.data, last=last)
         await self._progress.tell(spec.tenant, spec.id, entry.status)
 
 
@@ -148,7 +140,10 @@ async def unless(
     watch = asyncio.create_task(_until(news, over, look_again_s))
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
+        if task.done():
+            return task.result()
+        watch.result()  # what failed in it is no end of the work
+        return None
     finally:
         await cancelled(watch, task)
 

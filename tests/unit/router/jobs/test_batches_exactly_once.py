@@ -24,6 +24,7 @@ from pdbus.router.jobs.execute import Asked, Outcome, Seen
 from pdbus.router.jobs.files import FileStore
 from pdbus.router.jobs.openai_jobs import batch, error_file, output_file
 from pdbus.router.jobs.progress import Progress
+from pdbus.router.jobs.shares import Shares
 from pdbus.router.jobs.states import LIFE_S
 from pdbus.subjects import BATCH_JOBS, BATCHES
 from tests.support.durable import MemoryLogs
@@ -58,15 +59,18 @@ async def pieces(content: bytes, size: int = 100) -> AsyncIterator[bytes]:
 class World:
     def __init__(self) -> None:
         self.logs, self.answers, self.now_s = MemoryLogs(), Answers(), 0.0
-        self.files = FileStore(self.logs, lambda: self.now_s)
+        self.shares = Shares(1 << 40, lambda: self.now_s)
+        self.files = FileStore(self.logs, self.shares, lambda: self.now_s)
 
     @property
     def batches(self) -> BatchLog:
         """Each router has its own, and nothing survives it."""
-        return BatchLog(self.logs, MODEL, lambda: self.now_s)
+        return BatchLog(self.logs, MODEL, self.shares, lambda: self.now_s)
 
     async def create(self, content: bytes) -> None:
-        file = await self.files.put("t", "in.jsonl", "batch", pieces(content))
+        async with self.files.upload("t", "in.jsonl") as upload:
+            await upload.add(pieces(content))
+            file = await upload.finish("batch")
         state = BatchState(
             tenant="t", id=BATCH, key_id="", digest=b"d" * 32, endpoint="completions", input_file=file.id,
             created_s=0.0, expires_s=LIFE_S, since_s={"validating": 0.0},
@@ -76,7 +80,7 @@ class World:
     async def work(self, routers: int = 1) -> None:
         messages = [self.logs.take(BATCH_JOBS(model=MODEL)) for _ in range(routers)]
         async with memory_bus(MemoryBroker()) as bus, Progress(bus) as progress:
-            worker = BatchWorker(self.batches, self.files, self.answers, progress)  # type: ignore[arg-type]
+            worker = BatchWorker(self.batches, self.files, self.answers, progress, self.shares)  # type: ignore[arg-type]
             async with asyncio.timeout(20), asyncio.TaskGroup() as group:
                 for message in messages:
                     if message is not None:
@@ -200,7 +204,8 @@ async def test_a_file_that_breaks_off_is_not_there() -> None:
         raise Unavailable("gone")
 
     with pytest.raises(Unavailable):
-        await w.files.put("t", "a", "batch", broken())
+        async with w.files.upload("t", "a") as upload:
+            await upload.add(broken())
     (kept,) = w.logs.entries.values()
     assert [record.entry.deleted for record in kept] == [True]
     with pytest.raises(NotFound):

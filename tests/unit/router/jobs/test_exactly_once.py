@@ -18,6 +18,7 @@ from pdbus.messages.jobs import JobEntry, JobSpec, JobWork
 from pdbus.router.jobs.execute import Asked, Outcome, Seen
 from pdbus.router.jobs.job_log import JobLog
 from pdbus.router.jobs.progress import Progress
+from pdbus.router.jobs.shares import Shares
 from pdbus.router.jobs.states import LIFE_S, MOST_DELIVERIES, body_digest, job_id, verdict
 from pdbus.router.jobs.worker import JobWorker
 from pdbus.subjects import JOBS, RESULTS
@@ -68,7 +69,7 @@ class Jobs(RuleBasedStateMachine):
 
     def jobs(self) -> JobLog:
         """Each router has its own, and nothing survives it."""
-        return JobLog(self.logs, MODEL, lambda: self.now_s)
+        return JobLog(self.logs, MODEL, Shares(1 << 40), lambda: self.now_s)
 
     def crashed(self, work: Coroutine[Any, Any, T], crash: tuple[int, When] | None) -> T | None:
         if crash is not None:
@@ -107,6 +108,26 @@ class Jobs(RuleBasedStateMachine):
 
         self.crashed(both(), crash)
 
+    @rule(key=st.sampled_from("abc"), body=st.sampled_from([b"1", b"2"]), after=st.integers(0, 6), crash=crashes)
+    def submit_and_work(self, key: str, body: bytes, after: int, crash: tuple[int, When] | None) -> None:
+        """The router that takes a job in also takes its message, at any moment of that."""
+        asked, log = spec(key, body, self.now_s), self.jobs()
+
+        async def early() -> None:
+            for _ in range(after):
+                await asyncio.sleep(0)
+            await self._work(0, log)
+
+        async def both() -> None:
+            submitted, worked = await asyncio.gather(log.submit(asked, body), early(), return_exceptions=True)
+            for failed in (submitted, worked):
+                if isinstance(failed, BaseException) and not isinstance(failed, Conflict):
+                    raise failed
+            if isinstance(submitted, JobEntry):
+                assert self.accepted.setdefault(asked.id, asked.digest) == submitted.spec.digest
+
+        self.crashed(both(), crash)
+
     @rule(key=st.sampled_from("abc"), crash=crashes)
     def cancel(self, key: str, crash: tuple[int, When] | None) -> None:
         async def work() -> JobEntry:
@@ -125,12 +146,12 @@ class Jobs(RuleBasedStateMachine):
     def time_passes(self, hours: int) -> None:
         self.now_s += hours * 3600
 
-    async def _work(self, at: int) -> None:
+    async def _work(self, at: int, log: JobLog | None = None) -> None:
         message = self.logs.take(JOBS(model=MODEL), at)
         if message is None:
             return
         async with memory_bus(MemoryBroker()) as bus, Progress(bus) as progress:
-            worker = JobWorker(self.jobs(), self.answers, progress)  # type: ignore[arg-type]
+            worker = JobWorker((log or self.jobs()).patient(), self.answers, progress)  # type: ignore[arg-type]
             await worker.work(message)
 
     def entries(self, job: str) -> list[JobEntry]:
@@ -193,7 +214,7 @@ def test_a_job_s_name_is_of_its_tenant_and_key_alone() -> None:
 
 async def test_a_job_that_every_router_dies_of_fails_and_says_so() -> None:
     logs, answers = MemoryLogs(), Answers()
-    jobs = JobLog(logs, MODEL, lambda: 0.0)
+    jobs = JobLog(logs, MODEL, Shares(1 << 40), lambda: 0.0)
     await jobs.submit(spec("k", b"1", 0.0), b"1")
     answers.crash = True
     async with memory_bus(MemoryBroker()) as bus, Progress(bus) as progress:
