@@ -23,7 +23,7 @@ KINDS = {
     "nats": Kind("messages to every subject of all services, on a real server", subjects.subjects),
     "twin": Kind("messages to every subject of a router and workers, on the in-memory bus", subjects.twin_subjects),
     "bulk": Kind("frames and credits of bulk streams", bulk.bulk),
-    "gguf": Kind("GGUF files: header, metadata, tensor directory, bytes", files.gguf),
+    "gguf": Kind("GGUF files: header, metadata, tensor directory, bytes", files.gguf_files),
     "safetensors": Kind("safetensors files of a model folder: header and bytes", files.safetensors),
     "meta": Kind("config, tokenizer and template files, in a folder and as a pushed version", files.meta),
 }
