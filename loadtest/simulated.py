@@ -21,6 +21,7 @@ from pdbus.bus.bus import Bus
 from pdbus.bus.presence import Presence
 from pdbus.context import RequestContext, new_id
 from pdbus.engine.outbox import Outbox
+from pdbus.engine.tickets import is_name
 from pdbus.errors import Overloaded, Unavailable
 from pdbus.kv.prefix import PrefixScope
 from pdbus.messages.common import Digest, Ticket
@@ -193,7 +194,7 @@ class SimulatedWorker:
             del self._running[key]
         self._peers.drop(self, message)
         self._outbox.acknowledge(message)
-        if message.reason != "finished":
+        if message.reason != "finished" and is_name(message.router):
             answer = TokenItem(
                 message.request_id, message.choice or 0, message.attempt, b"", -1, (), finish="cancelled"
             )

@@ -4,64 +4,97 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from loadtest.fuzz import seeds
-from loadtest.fuzz.noise import INTEGERS, damaged, integer, leaf, nested, spoiled, text, tree
+from loadtest.fuzz.gguf_seeds import FORMATS, gguf, gguf_bytes
+from loadtest.fuzz.noise import INTEGERS, blob, damaged, integer, leaf, nested, spoiled, text, tree
 from loadtest.fuzz.templates import template
-from pdbus.errors import InvalidRequest, PdbusError
-from pdbus.model.checkpoint import open_checkpoint
-from pdbus.router.encoder_version import EncoderVersion
-from pdbus.router.openai_schema import ChatMessage
-from pdbus.router.version import build_version
+from loadtest.fuzz.use import serve, use
+from pdbus.model.pretokenizer import CUTS
 
-_ROOT = bytes(32)
-_SAID = ("", "Hello, world", "ä😀 \0 <|im_end|>")
+_OPTIONAL = ("expert_count", "attention.sliding_window", "attention.value_length", "rope.dimension_count",
+             "rope.scaling.type", "rope.scaling.factor", "attention.head_count_kv")  # fmt: skip
+_OPTIONAL_TOO = ("split.count", "tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_bos_token", "general.alignment",
+                 "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")  # fmt: skip
+"""Metadata that no sound file here has."""
 
 
 class Files:
-    """What the three kinds share: a folder with a sound model, of which an input spoils one file."""
+    """What the three kinds share: folders with a sound model each, of which an input spoils one file."""
 
     width = 1
 
     def __init__(self, folder: Path) -> None:
-        self._folder = seeds.write_folder(folder / "model")
+        self._models = {name: seeds.model(name) for name in seeds.CONFIGS}
+        self._folder = folder
+        for name in self._models:
+            (folder / name).mkdir()
+        self._write()
+
+    def _write(self) -> None:
+        for name, model in self._models.items():
+            model.write(self._folder / name)
 
     async def ends(self) -> None:
-        """The sound model still opens."""
-        assert use(seeds.write_folder(self._folder)), "a sound model is refused"
+        """The sound models still open."""
+        self._write()
+        for name in self._models:
+            assert use(self._folder / name), f"a sound {name} model is refused"
+
+    def _spoiled(self, path: Path, content: bytes) -> bool:
+        """Whether the folder is still accepted with that in that file, which is sound again thereafter."""
+        sound = path.read_bytes()
+        path.write_bytes(content)
+        try:
+            return use(self._folder / path.relative_to(self._folder).parts[0])
+        finally:
+            path.write_bytes(sound)
 
 
 class Gguf(Files):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._path = folder / "model.gguf"
-        self._parts = seeds.gguf_parts()
-        self._sound = seeds.gguf_bytes(*self._parts)
+        self._files = [gguf(name) for name in FORMATS]
 
     async def one(self, rng: Random) -> bool:
         self._path.write_bytes(self._content(rng))
         return use(self._path)
 
     async def ends(self) -> None:
-        self._path.write_bytes(self._sound)
-        assert use(self._path), "a sound file is refused"
+        for sound in self._files:
+            self._path.write_bytes(sound.content)
+            assert use(self._path), f"a sound file is refused: {sound.metadata['general.architecture']}"
 
     def _content(self, rng: Random) -> bytes:
-        if rng.random() < 0.4:
-            return damaged(rng, self._sound)
-        metadata, tensors = copy.deepcopy(self._parts)
+        sound = rng.choice(self._files)
+        if rng.random() < 0.3:
+            return damaged(rng, sound.content)
+        metadata, tensors = copy.deepcopy((sound.metadata, sound.tensors))
         for _ in range(rng.randrange(1, 3)):
-            if rng.random() < 0.6:
+            kind = rng.random()
+            if kind < 0.25:  # what the reader looks at by name, with what another file or nobody would say there
+                metadata[rng.choice(self._names(rng))] = self._value(rng)
+            elif kind < 0.6:
                 metadata = _object(spoiled(rng, metadata, leaf))
             else:
                 _spoil_tensor(rng, tensors)
-        whole = seeds.gguf_bytes(metadata, tensors, rng.choice((3, 3, 3, 3, 2, 1, 4, 0x03000000)))
-        return damaged(rng, whole) if rng.random() < 0.2 else whole
+        whole = gguf_bytes(metadata, tensors, rng.choice((3, 3, 3, 3, 3, 3, 2, 2, 1, 4, 0x03000000)))
+        return damaged(rng, whole) if rng.random() < 0.15 else whole
+
+    def _names(self, rng: Random) -> list[str]:
+        architecture = rng.choice(self._files).metadata["general.architecture"]
+        return [*rng.choice(self._files).metadata, *(f"{architecture}.{name}" for name in _OPTIONAL), *_OPTIONAL_TOO]
+
+    def _value(self, rng: Random) -> Any:
+        if rng.random() < 0.5:
+            return rng.choice(list(rng.choice(self._files).metadata.values()))
+        return rng.choice((leaf(rng, False), True, rng.choice(list(CUTS)), [1.5, float("nan")], [0] * 300))
 
 
 def _spoil_tensor(rng: Random, tensors: dict[str, list[Any]]) -> None:
@@ -86,91 +119,88 @@ def _spoil_tensor(rng: Random, tensors: dict[str, list[Any]]) -> None:
 
 
 class Safetensors(Files):
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._header, self._data = seeds.safetensors_parts()
-        self._path = self._folder / "model.safetensors"
-
     async def one(self, rng: Random) -> bool:
-        self._path.write_bytes(self._content(rng))
-        return use(self._folder)
+        name = rng.choice(list(self._models))
+        model = self._models[name]
+        if seeds.INDEX in model.files and rng.random() < 0.3:
+            index = self._folder / name / seeds.INDEX
+            return self._spoiled(index, _spoiled_json(rng, model.files[seeds.INDEX]))
+        file, shard = rng.choice(list(model.shards.items()))
+        return self._spoiled(self._folder / name / file, self._content(rng, *shard))
 
-    def _content(self, rng: Random) -> bytes:
-        if rng.random() < 0.4:
-            return damaged(rng, seeds.safetensors_bytes(self._header, self._data))
-        header: Any = self._header
+    def _content(self, rng: Random, header: Any, data: bytes) -> bytes:
+        if rng.random() < 0.3:
+            return damaged(rng, seeds.safetensors_bytes(header, data))
+        if rng.random() < 0.3:  # in itself a sound file, of other tensors than the model has
+            return seeds.safetensors_bytes(*_otherwise(rng, header, data))
         for _ in range(rng.randrange(1, 3)):
             header = spoiled(rng, header, lambda r: r.choice((leaf(r, False), "BF16", "F16", "I64", "F8_E4M3", "BOOL")))
-        data = self._data if rng.random() < 0.8 else damaged(rng, self._data)
+        data = data if rng.random() < 0.8 else damaged(rng, data)
         return seeds.safetensors_bytes(header, data, rng.choice(INTEGERS) if rng.random() < 0.1 else None)
+
+
+def _otherwise(rng: Random, header: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    """A tensor renamed, gone, new, or of another shape or format, with ranges that still fill the file."""
+    header = copy.deepcopy(header)
+    name = rng.choice([key for key in header if key != "__metadata__"])
+    entry = header.pop(name)
+    first, end = entry["data_offsets"]
+    match rng.randrange(4):
+        case 0:
+            header[rng.choice((text(rng), "embeddings.position_ids", "lm_head.weight", name))] = entry
+        case 1:
+            header[name] = entry | {"shape": [(end - first) // 2], "dtype": rng.choice(("F16", "BF16", "I16"))}
+        case 2:
+            header[name] = entry | {"shape": rng.choice(([1, *entry["shape"]], entry["shape"][::-1]))}
+        case _:
+            header[name] = entry
+            extra, at = blob(rng), len(data)
+            dtype = rng.choice(("U8", "I8", "BOOL", "F8_E4M3"))
+            header[text(rng)] = {"dtype": dtype, "shape": [len(extra)], "data_offsets": [at, at + len(extra)]}
+            data += extra
+    return header, data
 
 
 class Meta(Files):
     """config.json, tokenizer.json and their like, and the chat template."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._files = seeds.folder_files()
-        index = {"weight_map": dict.fromkeys(seeds.weights(), "model.safetensors")}
-        self._extra = {"model.safetensors.index.json": json.dumps(index).encode()}
-
     async def one(self, rng: Random) -> bool:
-        name = rng.choice((*self._files, "tokenizer.json", "chat_template.jinja", *self._extra))
-        sound = self._files.get(name) or self._extra[name]
-        content = template(rng) if name.endswith(".jinja") and rng.random() < 0.7 else _spoiled_json(rng, sound)
-        if rng.random() < 0.4:  # as a version that somebody pushed, and that nothing has looked at before
-            return serve(self._files | {name: content})
-        path = self._folder / name
-        path.write_bytes(content)
-        try:
-            return use(self._folder)
-        finally:
-            if name in self._extra:
-                path.unlink()
-            else:
-                path.write_bytes(sound)
+        name = rng.choice(list(self._models))
+        model = self._models[name]
+        file = rng.choice((*model.files, *(set(model.files) & {"tokenizer.json", "chat_template.jinja"})))
+        if file.endswith(".jinja") and rng.random() < 0.7:
+            content = template(rng)
+        else:
+            content = _spoiled_json(rng, model.files[file], self._models[rng.choice(list(self._models))].files)
+        if file in model.meta and rng.random() < 0.4:  # as a version that somebody pushed: nothing has looked at it yet
+            return serve(model.meta | {file: content})
+        return self._spoiled(self._folder / name / file, content)
 
 
-def _spoiled_json(rng: Random, sound: bytes) -> bytes:
+def _spoiled_json(rng: Random, sound: bytes, others: Mapping[str, bytes] | None = None) -> bytes:
+    """`others`: files of another model, whose fields may come in."""
     try:
         whole = json.loads(sound)
     except ValueError:
         return damaged(rng, sound)
     if rng.random() < 0.3:
         return damaged(rng, sound)
+    pieces = [json.loads(content) for name, content in (others or {}).items() if name.endswith(".json")]
+
+    def fresh(r: Random) -> Any:
+        if pieces and r.random() < 0.4:
+            piece = r.choice(pieces)
+            return r.choice(list(piece.values())) if isinstance(piece, dict) and piece else piece
+        return nested(r) if r.random() < 0.03 else tree(r, False, 2)
+
     for _ in range(rng.randrange(1, 4)):
-        whole = spoiled(rng, whole, lambda r: nested(r) if r.random() < 0.03 else tree(r, False, 2))
+        if isinstance(whole, dict) and pieces and rng.random() < 0.2:
+            donor = rng.choice(pieces)
+            key = rng.choice(list(donor)) if isinstance(donor, dict) and donor else "model_type"
+            whole = whole | {key: donor[key] if isinstance(donor, dict) and key in donor else fresh(rng)}
+        else:
+            whole = spoiled(rng, whole, fresh)
     return json.dumps(whole).encode()
-
-
-def use(path: Path) -> bool:
-    """Opens a checkpoint, reads all of it and serves from it. False where it is refused."""
-    try:
-        checkpoint = open_checkpoint(path)
-        for _ in checkpoint.tensors():
-            pass
-    except PdbusError:
-        return False
-    return serve(dict(checkpoint.meta))
-
-
-def serve(meta: dict[str, bytes]) -> bool:
-    """What a router does with a version's files."""
-    try:
-        version = build_version(_ROOT, meta, {})
-        if isinstance(version, EncoderVersion):
-            return True
-        for said in _SAID:
-            ids = version.tokenizer.encode(said, special=True)
-            version.tokenizer.decode(ids)
-            for each in ids:
-                version.tokenizer.bytes.whole(each)
-        if isinstance(version.template, InvalidRequest):
-            return False
-        version.template.render([ChatMessage(role, said) for role in ("system", "user", "assistant") for said in _SAID])
-    except PdbusError:
-        return False
-    return True
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -178,7 +208,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def gguf(folder: Path) -> AsyncIterator[Gguf]:
+async def gguf_files(folder: Path) -> AsyncIterator[Gguf]:
     yield Gguf(folder)
 
 

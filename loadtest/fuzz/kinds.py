@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.fuzz import bulk, files, http, subjects
+from loadtest.fuzz import bulk, files, forms, http, subjects
 from loadtest.fuzz.drive import Fuzzer
 
 
@@ -22,8 +22,11 @@ KINDS = {
     "http": Kind("requests to a router, grown from its OpenAPI document, on a real socket", http.http),
     "nats": Kind("messages to every subject of all services, on a real server", subjects.subjects),
     "twin": Kind("messages to every subject of a router and workers, on the in-memory bus", subjects.twin_subjects),
+    "forms": Kind(
+        "deltas, manifests, the change log, rows, batch lines, packed values: what has a layout", forms.forms
+    ),
     "bulk": Kind("frames and credits of bulk streams", bulk.bulk),
-    "gguf": Kind("GGUF files: header, metadata, tensor directory, bytes", files.gguf),
+    "gguf": Kind("GGUF files: header, metadata, tensor directory, bytes", files.gguf_files),
     "safetensors": Kind("safetensors files of a model folder: header and bytes", files.safetensors),
     "meta": Kind("config, tokenizer and template files, in a folder and as a pushed version", files.meta),
 }

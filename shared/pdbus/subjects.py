@@ -14,7 +14,7 @@ import re
 import string
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 from urllib.parse import unquote
 
 from pdbus.messages import (
@@ -40,7 +40,14 @@ R = TypeVar("R")
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 
-ANY = "*"
+
+class _Any(str):
+    """A type of its own: the name `*`, which a caller may send, is a name like others and never a wildcard."""
+
+    __slots__ = ()
+
+
+ANY: Final = _Any("*")
 """As a token: every value (for subscriptions)."""
 
 
@@ -72,7 +79,7 @@ class Subject:
         """The concrete subject. ANY stays a wildcard; a missing or unknown token is a programming error (TypeError)."""
         if self.wanted != tokens.keys():
             raise TypeError(f"{self.template} takes the tokens {sorted(self.wanted)}, not {sorted(tokens)}")
-        return self.template.format_map({k: v if v == ANY else encode_token(v) for k, v in tokens.items()})
+        return self.template.format_map({k: v if isinstance(v, _Any) else encode_token(v) for k, v in tokens.items()})
 
     def tokens(self, name: str) -> dict[str, str] | None:
         """The tokens of a concrete subject, or None where it is not one of these."""

@@ -92,6 +92,15 @@ def test_a_token_comes_back(text: str) -> None:
         return  # a lone surrogate is no text
     assert decode_token(token) == text
     assert ANY not in token
+    assert not {".", ">", " "} & set(token)
+
+
+@pytest.mark.parametrize("name", ["*", ">", "a.b", "*.*", "a b", "\r\nPUB x 0"])
+def test_a_name_that_a_caller_sends_is_never_a_wildcard_nor_a_level(name: str) -> None:
+    for subject in SUBJECTS.values():
+        named = subject.name(**dict.fromkeys(subject.wanted, name))
+        assert subject.tokens(named) == dict.fromkeys(subject.wanted, name)
+        assert not {"*", ">", " "} & set(named)
 
 
 @pytest.mark.parametrize("cls", WIRE_TYPES, ids=lambda cls: cls.__qualname__)

@@ -39,7 +39,7 @@ def unpack(packed: Buffer, size: int) -> bytes:
 
     A frame says by itself what it unpacks to, and zstandard makes room for that, whatever it is told."""
     try:
-        if zstandard.frame_content_size(packed) not in (size, _UNKNOWN_SIZE):
+        if size < 0 or zstandard.frame_content_size(packed) not in (size, _UNKNOWN_SIZE):
             raise ValueError(f"a zstd frame of another size than the {size} bytes that were expected")
         value = bytes(zstandard.ZstdDecompressor().decompress(packed, max_output_size=size))
     except zstandard.ZstdError as error:

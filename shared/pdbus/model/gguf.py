@@ -6,6 +6,7 @@ Mistral too, permutes the rows of q and k so that RoPE turns neighbours instead 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -152,6 +153,8 @@ def _rope_scaling(
     if kind != "none" or stored.shape != (head_dim // 2,):
         raise UnsupportedModel(f"{file.path}: {_ROPE_FACTORS} of shape {stored.shape} beside rope scaling {kind!r:.80}")
     divisors = stored.read()
+    if not (np.all(np.isfinite(divisors)) and divisors.min() > 0.0 and 0.0 < theta < math.inf):
+        raise CheckpointError.of(file.path, f"{_ROPE_FACTORS} and rope.freq_base must be numbers above 0")
     if np.all(divisors == 1.0):
         return None
     scaling = RopeScaling("llama3", float(divisors.max()))

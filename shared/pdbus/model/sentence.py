@@ -80,7 +80,7 @@ def _pooling(folder: Path, name: str) -> Pooling:
 def _check_prompt(path: Path) -> None:
     config = _optional(path)
     name, prompts = config.get("default_prompt_name"), config.get("prompts")
-    if name is not None and isinstance(prompts, dict) and prompts.get(name):
+    if isinstance(name, str) and isinstance(prompts, dict) and prompts.get(name):
         raise UnsupportedModel(f"{path}: a prompt before every text (default_prompt_name) is not served")
 
 

@@ -35,11 +35,12 @@ class History(LogState):
         self = cls()
         self.seq, self.time_ns, self.entries = checkpoint.seq, checkpoint.time_ns, checkpoint.entries
         self.forgotten = checkpoint.forgotten
-        self._refs, self._heads = dict(checkpoint.refs), dict(checkpoint.heads)
         self._shares, self._members = dict(checkpoint.shares), set(checkpoint.members)
         self._ended = {one.tx: one for one in checkpoint.ended}
         self._sealed = {one.branch: one for one in checkpoint.sealed}
         self._versions = {kept.root: _restored(kept) for kept in checkpoint.versions}
+        self._refs = {name: root for name, root in checkpoint.refs if root in self._versions}
+        self._heads = {name: root for name, root in checkpoint.heads if root in self._versions}
         self._gone = {kept.root: _restored(kept) for kept in checkpoint.gone}
         self.conversions = Conversions.restored(checkpoint)
         return self

@@ -23,8 +23,9 @@ META = "meta"
 TABLE = "table."
 """How the layers of sparse tables begin (tables.py)."""
 _KIND = "pdbus-layer-1"
-_NAME = re.compile(r"(embed)|layers\.(0|[1-9]\d*)|(head)|(meta)|(table\.[A-Za-z0-9_-]+)")
-_NUMBERED = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
+# Few digits, and those of ASCII: a number that can't be read, or read in two ways, is not a layer's
+_NAME = re.compile(r"(embed)|layers\.(0|[1-9][0-9]{0,5})|(head)|(meta)|(table\.[A-Za-z0-9_-]+)")
+_NUMBERED = re.compile(r"(?:^|\.)layers?\.([0-9]{1,6})\.")
 
 
 def meta_tensor(file: str) -> str:

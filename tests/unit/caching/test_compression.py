@@ -38,6 +38,13 @@ def test_a_wrong_frame_is_refused(wrong: bytes) -> None:
         unpack(wrong, 999)
 
 
+def test_a_size_that_none_can_have_is_refused() -> None:
+    for tells in (True, False):
+        frame = zstandard.ZstdCompressor(write_content_size=tells).compress(b"x")
+        with pytest.raises(ValueError, match="zstd"):
+            unpack(frame, -1)
+
+
 @pytest.mark.parametrize("says_its_size", [True, False])
 def test_a_bomb_is_refused_before_it_goes_off(says_its_size: bool) -> None:
     """64 MiB of zeros are a frame of 2 KB."""

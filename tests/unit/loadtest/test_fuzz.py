@@ -14,15 +14,16 @@ from loadtest.fuzz import seeds
 from loadtest.fuzz.board import Board, shared_board
 from loadtest.fuzz.command import arguments, render
 from loadtest.fuzz.drive import drive, once_each
-from loadtest.fuzz.files import use
+from loadtest.fuzz.gguf_seeds import FORMATS, gguf
 from loadtest.fuzz.kinds import KINDS
 from loadtest.fuzz.noise import Messages, damaged, spoiled, tree
 from loadtest.fuzz.packing import pack
 from loadtest.fuzz.supervise import Result
+from loadtest.fuzz.use import use
 from pdbus.bus.codec import decode
 from pdbus.messages.decode import DecodeRun, KvFinal
 
-QUICK = {"http": 150, "twin": 150, "bulk": 400, "gguf": 60, "safetensors": 100, "meta": 40}
+QUICK = {"http": 150, "twin": 150, "bulk": 400, "forms": 400, "gguf": 60, "safetensors": 100, "meta": 40}
 
 
 @pytest.mark.parametrize("kind", QUICK)
@@ -86,10 +87,16 @@ def test_spoiling_leaves_the_sound_value_alone() -> None:
     assert sum(each != value for each in changed) > 50
 
 
-def test_the_sound_files_are_accepted(tmp_path: Path) -> None:
-    assert use(seeds.write_folder(tmp_path / "model"))
+@pytest.mark.parametrize("name", seeds.CONFIGS)
+def test_the_sound_folders_are_accepted(name: str, tmp_path: Path) -> None:
+    """Else what is wrong with them would hide all else."""
+    assert use(seeds.model(name).write(tmp_path))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_sound_gguf_files_are_accepted(name: str, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
-    file.write_bytes(seeds.gguf_bytes(*seeds.gguf_parts()))
+    file.write_bytes(gguf(name).content)
     assert use(file)
 
 

@@ -124,6 +124,12 @@ def test_another_order_of_modules_and_a_prompt_are_refused(bert: Path) -> None:
         open_checkpoint(bert)
 
 
+@pytest.mark.parametrize("name", [{}, [], 7])
+def test_a_prompt_s_name_that_is_no_text_names_none(bert: Path, name: object) -> None:
+    (bert / "config_sentence_transformers.json").write_text(json.dumps({"default_prompt_name": name, "prompts": {}}))
+    assert sentence(bert) == Sentence("mean", True, MOST_TOKENS)
+
+
 def test_the_pooling_of_another_folder_is_not_read(bert: Path) -> None:
     modules = json.loads((bert / "modules.json").read_text())
     modules[1]["path"] = "../elsewhere"

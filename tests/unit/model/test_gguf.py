@@ -76,6 +76,15 @@ def test_rope_scaling_of_llama_3_is_recognised_by_its_frequencies(llama: Path, t
         open_checkpoint(file)
 
 
+@pytest.mark.parametrize(("divisor", "theta"), [(0.0, 1e4), (-1.0, 1e4), (np.nan, 1e4), (8.0, 0.0), (8.0, -1e4)])
+def test_frequencies_that_can_not_be_are_refused(llama: Path, tmp_path: Path, divisor: float, theta: float) -> None:
+    divisors = np.full(8, divisor, np.float32)
+    metadata = {"llama.rope.freq_base": theta}
+    file = tiny_gguf(llama, tmp_path / "x.gguf", metadata=metadata, tensors={"rope_freqs.weight": divisors})
+    with pytest.raises(CheckpointError, match="above 0"):
+        open_checkpoint(file)
+
+
 @pytest.mark.parametrize(
     ("metadata", "reason"),
     [

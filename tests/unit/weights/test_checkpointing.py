@@ -122,3 +122,13 @@ def test_one_is_due_after_so_many_entries_and_one_of_a_lost_log_does_not_count()
     assert not is_due(history, last, "born")
     assert is_due(history, last, "reborn")
     assert not is_due(versions(EVERY - 1, 1.0), None, "born")
+
+
+def test_names_of_versions_that_a_checkpoint_does_not_have_mean_nothing() -> None:
+    """As such a ref in the log: else every reader would fail at the next entry."""
+    made = checkpoint_of(History(), "born")
+    history = History.restored(replace(made, refs=(("stable", ROOTS[0]),), heads=(("canary", ROOTS[1]),)))
+    history.apply(1, S, LogEntry(ref=Ref("stable", None, "me")))
+    assert not history.refs
+    assert not history.heads
+    assert not history.wanted

@@ -147,3 +147,14 @@ def test_layers_out_of_order_or_mixed_up_are_corrupt() -> None:
     layers[1][1], layers[2][1] = layers[2][1], layers[1][1]
     with pytest.raises(Corrupt, match="another layer"):
         Manifest.assemble(msgpack.packb([kind, layers]), {layer.digest: layer.encoded for layer in manifest.layers})
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "\u0663", "00", "-1"])
+def test_a_layer_s_number_that_is_none_is_corrupt(number: str) -> None:
+    """Python refuses to read long numbers, by an error that nobody waits for, and reads digits of all scripts."""
+    content = msgpack.packb(["pdbus-root-1", [[f"layers.{number}", bytes(32)]]])
+    with pytest.raises(Corrupt):
+        root_layers(content)
+    tensor = f"model.layers.{number}.x"
+    with pytest.raises(Corrupt):
+        Layer.decode(msgpack.packb(["pdbus-layer-1", f"layers.{number}", [[tensor, "fp32", [1], [bytes(32)]]]]))
