@@ -102,8 +102,7 @@ class Upkeep(Watcher):
             gap = await self._look()
             if len(gap.blocks) >= before:
                 break
-        root = self._repair.checkpoint_root
-        if not gap.closed and root in self._retained() and root not in self.roots:
+        if not gap.closed and self._repair.in_checkpoint(gap):
             await self._repair.reread(self.duties())
             gap = await self._look()
         return gap

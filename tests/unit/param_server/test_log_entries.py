@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pdbus.messages.changelog import Commit, LogEntry, Ref
+from pdbus.messages.changelog import Commit, Forget, LogEntry, Ref
 from pdbus.messages.presence import WHOLE_PROMPTS, Card
 from pdbus.param_server.commit import changed_layers, due_refs, is_new_wish
 from pdbus.weights.history import History
@@ -41,6 +41,19 @@ def after(*steps: bytes | tuple[str, bytes]) -> History:
 )
 def test_when_a_checkpoint_is_a_new_wish(history: History, root: bytes, wished: bytes | None, new: bool) -> None:
     assert is_new_wish(history, root, wished) is new
+
+
+def test_a_checkpoint_that_was_committed_with_tables_is_no_new_wish() -> None:
+    history = after(A)
+    history.apply(2, 2, LogEntry(commit=Commit("tx2", C, A, "me", "", (), checkpoint=B)))
+    assert not is_new_wish(history, B, None)
+    assert is_new_wish(history, b"D" * 32, None)
+
+
+def test_a_server_that_restarts_wishes_nothing_new_of_a_version_that_was_given_up() -> None:
+    history = after(A, B)
+    history.apply(3, 3, LogEntry(forget=Forget((A,), "me")))
+    assert not is_new_wish(history, A, A)
 
 
 def card(service: str, *roots: bytes, state: str = "ready") -> Card:
