@@ -18,13 +18,16 @@ from pdbus.model.backend import Backend, Builder, Model
 from pdbus.model.config import ModelConfig
 from pdbus.model.families import config_of, writing
 from pdbus.model.memory import give_back
-from pdbus.model.parts import NO_CHANGES, Part, Patch, Tensors, packed_dtypes
+from pdbus.model.parts import NO_CHANGES, Changes, Part, Patch, Tensors, packed_dtypes
 from pdbus.model.scope import prefix_scope, stream_scopes
 from pdbus.tasks import cancelled
 from pdbus.weights.blocks import blocks_of_rows, row_bytes
 from pdbus.weights.changes import changed_rows
 from pdbus.weights.layer import META, is_computed, layer_of
 from pdbus.weights.manifest import Manifest
+
+_FP32_TO_INT8 = 3.7
+"""Times as many bytes."""
 
 
 @dataclass(eq=False)
@@ -98,8 +101,10 @@ async def load(
     compute it. `on_kept`: told how many blocks, and bytes, did not have to be fetched.
 
     Where that computes in int8, a version in fp32 and the one that was made of it in int8 are the same to it, bit by
-    bit. It then fetches the latter's blocks for both, and knows their layers by the former's digests, so that they are
-    shared. Prefix keys are made from the version that was asked for: a router knows no other.
+    bit. It then knows the layers of both by the former's digests, so that they are shared, and fetches what is less:
+    the rows in fp32 that changed since one of the `others`, or whole layers in int8. For these it waits where they are
+    being made and another version serves. Prefix keys are made from the version that was asked for: a router knows no
+    other.
 
     Raises what `source` does, and InvalidRequest for a model that can't be served."""
     ctx = RequestContext.after(LONGEST_DEADLINE_S)
@@ -108,14 +113,19 @@ async def load(
     backend = await backend_for(config)
     packing = int8 if backend.takes_int8 else None
     pair = packing.in_int8(root) if packing else None
-    known, fetched = [await source.manifest(one, ctx) for one in pair] if pair else [asked, asked]
+    known = fetched = await source.manifest(pair[0], ctx) if pair else asked
     digests = _digests(known)
     reuse = max(others, key=lambda other: len(digests.items() & other.digests.items()), default=None)
+    changes = changed_rows(reuse.manifest, known) if reuse and digests.get(META) == reuse.digests[META] else NO_CHANGES
+    if packing and not _are_few(changes, known, reuse):
+        if reuse and not pair:
+            pair = await packing.awaited_int8(root, sum(tensor.nbytes for tensor in _computed(known).values()))
+        fetched = await source.manifest(pair[1], ctx) if pair else known
     tensors = _computed(fetched)
-    changes = NO_CHANGES
-    # Rows of other forms than fp32 aren't patched: layers of which any changed are built whole.
-    if reuse and digests.get(META) == reuse.digests[META] and not packed_dtypes(tensors):
-        changes = changed_rows(reuse.manifest, known)
+    if packed_dtypes(
+        tensors
+    ):  # rows of other forms than fp32 aren't patched: layers of which any changed are built whole
+        changes = NO_CHANGES
     digests.pop(META, None)
     begin = partial(backend.begin, config, digests, reuse.model if reuse else None, changes, tensors)
     builder = await asyncio.to_thread(begin)
@@ -128,6 +138,20 @@ async def load(
     scope = prefix_scope(config, contents, backend.page_format(config), backend.compute_class)
     starts = group_starts(config.layers, backend.layer_groups)
     return Version(root, model, scope, known, stream_scopes(scope, contents, starts))
+
+
+def _are_few(changes: Changes, manifest: Manifest, reuse: Version | None) -> bool:
+    """Whether all that differs from `reuse` are such rows of it, and these are less in fp32 than their layers in int8.
+    True where nothing differs."""
+    if reuse is None:
+        return False
+    same = reuse.digests.items()
+    layers = [layer for layer in manifest.layers if is_computed(layer.name) and (layer.name, layer.digest) not in same]
+    if not changes.keys() >= {layer.name for layer in layers}:
+        return False
+    tensors, runs = manifest.tensors, (run for runs in changes.values() for run in runs)
+    changed = sum((r.rows.stop - r.rows.start) * row_bytes((t := tensors[r.tensor]).shape, t.dtype) for r in runs)
+    return changed * _FP32_TO_INT8 <= sum(tensor.nbytes for layer in layers for tensor in layer.tensors)
 
 
 async def _config(

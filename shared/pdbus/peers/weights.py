@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -10,8 +11,8 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 from pdbus.bus.bus import Bus
-from pdbus.context import LONGEST_DEADLINE_S, RequestContext
-from pdbus.errors import NotFound
+from pdbus.context import LONGEST_DEADLINE_S, Deadline, RequestContext
+from pdbus.errors import DeadlineExceeded, NotFound
 from pdbus.messages.common import Digest
 from pdbus.peers.arrays import room, unpacked, wants_of
 from pdbus.peers.blocks import BlockFetcher, Source, Wanted
@@ -30,6 +31,8 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 _MANIFESTS_KEPT = 8
 _LAYERS_KEPT = 1024
+_MAKING_S, _MADE_BYTES_PER_S = 5.0, 100e6
+"""How long a version in int8 is waited for, at least, and by the size of the one in fp32."""
 
 
 class HasHistory(Protocol):
@@ -37,6 +40,8 @@ class HasHistory(Protocol):
 
     @property
     def history(self) -> History: ...
+
+    async def wait_for(self, predicate: Callable[[History], bool], deadline: Deadline) -> bool: ...
 
 
 class BlockReader:
@@ -130,6 +135,17 @@ class BlockReader:
         if precision != "int8" or derived not in kept or source not in kept:
             return None
         return source, derived
+
+    async def awaited_int8(self, root: Digest, nbytes: int) -> tuple[Digest, Digest] | None:
+        """As `in_int8`, once that version is there which the log asks for: not longer than it may take to make it of
+        `nbytes` in fp32, nor when `root` is no longer wanted."""
+
+        def settled(history: History) -> bool:
+            return root not in history.wanted or not history.is_due(root, "int8") or self.in_int8(root) is not None
+
+        with contextlib.suppress(DeadlineExceeded):
+            await self._follower.wait_for(settled, Deadline.after(_MAKING_S + nbytes / _MADE_BYTES_PER_S))
+        return self.in_int8(root)
 
     async def runs(
         self, root: Digest, ctx: RequestContext, runs: Sequence[Run], *, progress: Progress | None = None
