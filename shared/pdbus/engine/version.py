@@ -149,8 +149,10 @@ def _are_few(changes: Changes, manifest: Manifest, reuse: Version | None) -> boo
     layers = [layer for layer in manifest.layers if is_computed(layer.name) and (layer.name, layer.digest) not in same]
     if not changes.keys() >= {layer.name for layer in layers}:
         return False
-    tensors, runs = manifest.tensors, (run for runs in changes.values() for run in runs)
-    changed = sum((r.rows.stop - r.rows.start) * row_bytes((t := tensors[r.tensor]).shape, t.dtype) for r in runs)
+    changed = 0
+    for run in (run for runs in changes.values() for run in runs):
+        tensor = manifest.tensors[run.tensor]
+        changed += int(run.rows.stop - run.rows.start) * row_bytes(tensor.shape, tensor.dtype)
     return changed * _FP32_TO_INT8 <= sum(tensor.nbytes for layer in layers for tensor in layer.tensors)
 
 
