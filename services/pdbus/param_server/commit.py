@@ -127,6 +127,8 @@ class LogWriter:
 
     async def move_ref(self, name: str, root: Digest, deadline: Deadline) -> None:
         """Moves a ref to its line's head, unless the log has moved on since it was found due. Its share stays."""
+        if self._follower.history.pending.get(name) != root:
+            return
         share = self._follower.history.shares.get(name)
         ref = Ref(name, root, self._author, "workers have it ready", share)
         await self._append(LogEntry(ref=ref), self._follower.seq, deadline)

@@ -65,21 +65,22 @@ async def convert(place: Place, due: Due) -> Digest:
     deadline = Deadline.after(_LIMIT_S)
     tx = new_id()
     stager = Stager(place.bus, place.model, place.follower, place.fleet, tx, deadline, deadline.wall_ns)
+    # Blocks of the line's head are in the new version, too: so it has to be the head still when that is committed.
+    head = place.follower.history.head(due.ref) if due.ref else due.root
     try:
-        manifest = await _made(place, due, stager, RequestContext(deadline))
-        return await _commit(place, due, tx, manifest, deadline)
+        manifest = await _made(place, due, head, stager, RequestContext(deadline))
+        return await _commit(place, due, head, tx, manifest, deadline)
     except BaseException as error:
         await asyncio.shield(append_abort(place.bus, place.model, tx, str(error) or type(error).__name__))
         raise
 
 
-async def _made(place: Place, due: Due, stager: Stager, ctx: RequestContext) -> Manifest:
-    """Once all that it consists of is durable at its owners. What a version of that precision holds already which was
-    made of an older one is not made again."""
+async def _made(place: Place, due: Due, head: Digest | None, stager: Stager, ctx: RequestContext) -> Manifest:
+    """Once all that it consists of is durable at its owners. What the line's head holds of it is not made again."""
     source = await place.reader.manifest(due.root, ctx)
     config = config_of(await place.reader.meta(due.root, ctx))
     stay, made = plan(config, source.tensors, due.precision)
-    older = await _older(place, due, ctx)
+    older = await _older(place, head, due.precision, ctx)
     tensors, sending = [*stay], list[NewBlock]()
     for one in made:
         digests = dict(enumerate(known_blocks(one, *older)))
@@ -100,19 +101,12 @@ async def _made(place: Place, due: Due, stager: Stager, ctx: RequestContext) -> 
     return manifest
 
 
-async def _older(place: Place, due: Due, ctx: RequestContext) -> tuple[Manifest, Manifest]:
-    """A version in fp32 and what was made of it, the most alike: of the parent, or what the line has. Two that hold
-    nothing where there is none."""
+async def _older(place: Place, head: Digest | None, precision: str, ctx: RequestContext) -> tuple[Manifest, Manifest]:
+    """A version in fp32 and what was made of it, the line's head. Two that hold nothing where that is not so."""
     history = place.follower.history
-    commit = history.roots[due.root].commit if due.root in history.roots else None
-    head = history.conversions.sources.get(history.head(due.ref) or _NONE, (None, ""))[0]
-    kept = history.retained(time.time_ns(), RETENTION_S)
-    for root in (commit.parent if commit else None, head):
-        made = history.derived(root, due.precision) if root else None
-        if root in kept and made in kept:
-            assert root
-            assert made
-            return await place.reader.manifest(root, ctx), await place.reader.manifest(made, ctx)
+    source, made_in = history.conversions.sources.get(head or _NONE, (None, ""))
+    if head and source in history.retained(time.time_ns(), RETENTION_S) and made_in == precision:
+        return await place.reader.manifest(source, ctx), await place.reader.manifest(head, ctx)
     return Manifest(()), Manifest(())
 
 
@@ -138,9 +132,9 @@ def _under(made: Made, blocks: range) -> range:
     return range(blocks.start * step // own, -(-rows // own))
 
 
-async def _commit(place: Place, due: Due, tx: str, manifest: Manifest, deadline: Deadline) -> Digest:
-    history = place.follower.history
-    head = history.head(due.ref) if due.ref else due.root
+async def _commit(
+    place: Place, due: Due, head: Digest | None, tx: str, manifest: Manifest, deadline: Deadline
+) -> Digest:
     layers = changed_layers(manifest, place.store.manifest(head) if head else None)
     author, why = f"param-server {place.server}", f"{due.precision} of {due.root.hex()[:12]}"
     commit = Commit(tx, manifest.root, head, author, why, layers, due.precision, due.ref, source=due.root)

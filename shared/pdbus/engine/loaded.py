@@ -23,6 +23,7 @@ from pdbus.messages.common import Digest
 from pdbus.model.memory import give_back
 from pdbus.settings import SettingsError
 from pdbus.tasks import cancelled
+from pdbus.weights.history import History
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class Loaded(ABC, Generic[V]):
         self._wanted: tuple[Digest, ...] = ()
         self._wishes: dict[Digest, _Wish] = {}
         self._failures: dict[Digest, Failure] = {}  # of wanted ones only
+        self._under_way: tuple[Digest, asyncio.Task[V]] | None = None
         self._changed = asyncio.Event()
         self._any = asyncio.Event()
         self._awaited = False
@@ -95,6 +97,14 @@ class Loaded(ABC, Generic[V]):
         self._wanted = tuple(roots)
         self._failures = {root: failure for root, failure in self._failures.items() if root in self._wanted}
         self._changed.set()
+
+    def follow(self, history: History) -> None:
+        """Wants what the log wants. One that begins anew knows of no version yet: what is loaded goes on serving until
+        it does. A version that was given up while it is being loaded is not waited for: nobody keeps its blocks."""
+        if history.wanted:
+            self.want(history.wanted)
+        if self._under_way and self._under_way[0] in history.gone:
+            self._under_way[1].cancel()
 
     async def first(self) -> V:
         """The first version that becomes ready. It stays until it is told here, also where the log has moved on: while
@@ -181,7 +191,7 @@ class Loaded(ABC, Generic[V]):
 
     async def _load_or_note(self, root: Digest) -> None:
         try:
-            version = await self._load(root)
+            version = await self._load_unless_given_up(root)
         except Exception as error:  # whatever it was: the versions that are here go on serving
             if isinstance(error, SettingsError) and not self._ready:
                 self._refused = error
@@ -201,6 +211,18 @@ class Loaded(ABC, Generic[V]):
         if (wish := self._wishes.get(root)) and not wish.loaded.done():
             wish.loaded.set_result(None)
         log.info("version %s ready", root.hex()[:12])
+
+    async def _load_unless_given_up(self, root: Digest) -> V:
+        loading = asyncio.create_task(self._load(root))
+        self._under_way = root, loading
+        try:
+            return await loading
+        except asyncio.CancelledError:
+            if (me := asyncio.current_task()) and me.cancelling():
+                raise
+            raise RootGone("it was given up meanwhile") from None
+        finally:
+            self._under_way = None
 
     def _loading(self, root: Digest) -> Callable[[int, int], None]:
         """Tells people that it is being loaded; returns what is to be told how far it is: (done, total) bytes."""
