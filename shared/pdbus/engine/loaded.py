@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from pdbus.context import Deadline
-from pdbus.engine.failure import Failure
+from pdbus.engine.failure import Failure, NotYet
 from pdbus.errors import RootGone
 from pdbus.messages.common import Digest
 from pdbus.model.memory import give_back
@@ -56,6 +56,8 @@ class Loaded(ABC, Generic[V]):
         self._wanted: tuple[Digest, ...] = ()
         self._wishes: dict[Digest, _Wish] = {}
         self._failures: dict[Digest, Failure] = {}  # of wanted ones only
+        self._held: set[Digest] = set()
+        """Not to be loaded before the next look."""
         self._under_way: tuple[Digest, asyncio.Task[V]] | None = None
         self._changed = asyncio.Event()
         self._any = asyncio.Event()
@@ -72,7 +74,7 @@ class Loaded(ABC, Generic[V]):
 
     @abstractmethod
     async def _load(self, root: Digest) -> V:
-        """Raises whatever it can't be had for."""
+        """Raises whatever it can't be had for; NotYet: it is to be tried again at the next look."""
 
     def _in_use(self, version: V) -> bool:
         """Whether it has to stay although nothing wants it any more."""
@@ -158,6 +160,8 @@ class Loaded(ABC, Generic[V]):
 
     async def _run(self) -> None:
         while True:
+            if self._changed.is_set():
+                self._held.clear()
             self._changed.clear()
             if self._drop_unwanted(time.monotonic()):
                 await asyncio.to_thread(give_back)
@@ -169,10 +173,13 @@ class Loaded(ABC, Generic[V]):
                 continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), _LOOK_S)
+            self._held.clear()
 
     def _next(self, now_s: float) -> Digest | None:
         for root in (*self._wanted, *self._wishes):
-            if root not in self._ready and (root not in self._failures or now_s >= self._failures[root].not_before_s):
+            if root in self._ready or root in self._held:
+                continue
+            if root not in self._failures or now_s >= self._failures[root].not_before_s:
                 return root
         return None
 
@@ -192,6 +199,10 @@ class Loaded(ABC, Generic[V]):
     async def _load_or_note(self, root: Digest) -> None:
         try:
             version = await self._load_unless_given_up(root)
+        except NotYet:
+            self.detail = f"version {root.hex()[:12]} waits for what is made of it"
+            self._held.add(root)
+            return
         except Exception as error:  # whatever it was: the versions that are here go on serving
             if isinstance(error, SettingsError) and not self._ready:
                 self._refused = error

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from pdbus.context import LONGEST_DEADLINE_S, RequestContext
+from pdbus.engine.failure import NotYet
 from pdbus.engine.sources import Fetch, FetchRuns, Int8Source, Progress, WeightSource
 from pdbus.kv.format import StreamFormat
 from pdbus.kv.prefix import PrefixScope, group_starts
@@ -102,11 +103,11 @@ async def load(
 
     Where that computes in int8, a version in fp32 and the one that was made of it in int8 are the same to it, bit by
     bit. It then knows the layers of both by the former's digests, so that they are shared, and fetches what is less:
-    the rows in fp32 that changed since one of the `others`, or whole layers in int8. For these it waits where they are
-    being made and another version serves. Prefix keys are made from the version that was asked for: a router knows no
-    other.
+    the rows in fp32 that changed since one of the `others`, or whole layers in int8. Prefix keys are made from the
+    version that was asked for: a router knows no other.
 
-    Raises what `source` does, and InvalidRequest for a model that can't be served."""
+    Raises what `source` does, InvalidRequest for a model that can't be served; NotYet where one of the others serves
+    while layers in int8 are being made."""
     ctx = RequestContext.after(LONGEST_DEADLINE_S)
     asked = await source.manifest(root, ctx)
     config = await _config(asked, source, others, ctx)
@@ -118,8 +119,9 @@ async def load(
     reuse = max(others, key=lambda other: len(digests.items() & other.digests.items()), default=None)
     changes = changed_rows(reuse.manifest, known) if reuse and digests.get(META) == reuse.digests[META] else NO_CHANGES
     if packing and not _are_few(changes, known, reuse):
-        if reuse and not pair:
-            pair = await packing.awaited_int8(root, sum(tensor.nbytes for tensor in _computed(known).values()))
+        nbytes = sum(tensor.nbytes for tensor in _computed(known).values())
+        if reuse and not pair and packing.int8_is_coming(root, nbytes):
+            raise NotYet
         fetched = await source.manifest(pair[1], ctx) if pair else known
     tensors = _computed(fetched)
     if packed_dtypes(

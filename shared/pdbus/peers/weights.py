@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -11,14 +10,15 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 from pdbus.bus.bus import Bus
-from pdbus.context import LONGEST_DEADLINE_S, Deadline, RequestContext
-from pdbus.errors import DeadlineExceeded, NotFound
+from pdbus.context import LONGEST_DEADLINE_S, RequestContext
+from pdbus.errors import NotFound
 from pdbus.messages.common import Digest
 from pdbus.peers.arrays import room, unpacked, wants_of
 from pdbus.peers.blocks import BlockFetcher, Source, Wanted
 from pdbus.peers.model_cache import ModelCache, Want
 from pdbus.subjects import WEIGHT_BLOCKS, WEIGHT_BLOCKS_OF
 from pdbus.weights.blocks import PACKED_ROW_BYTES, Array, Run, blocks_of_rows, shard_of
+from pdbus.weights.coming import Coming
 from pdbus.weights.history import History
 from pdbus.weights.layer import Layer, Tensor, is_computed, layer_of, meta_tensor
 from pdbus.weights.log_state import RETENTION_S
@@ -31,8 +31,6 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 _MANIFESTS_KEPT = 8
 _LAYERS_KEPT = 1024
-_MAKING_S, _MADE_BYTES_PER_S = 5.0, 100e6
-"""How long a version in int8 is waited for, at least, and by the size of the one in fp32."""
 
 
 class HasHistory(Protocol):
@@ -40,8 +38,6 @@ class HasHistory(Protocol):
 
     @property
     def history(self) -> History: ...
-
-    async def wait_for(self, predicate: Callable[[History], bool], deadline: Deadline) -> bool: ...
 
 
 class BlockReader:
@@ -55,6 +51,7 @@ class BlockReader:
         self._cache = cache or ModelCache(None)
         self._manifests: OrderedDict[Digest, Manifest] = OrderedDict()
         self._layers: OrderedDict[Digest, Layer] = OrderedDict()
+        self._coming = Coming("int8")
 
     async def manifest(self, root: Digest, ctx: RequestContext) -> Manifest:
         """Raises NotFound for a root that no commit made, Corrupt where its manifest is malformed, DeadlineExceeded."""
@@ -136,16 +133,9 @@ class BlockReader:
             return None
         return source, derived
 
-    async def awaited_int8(self, root: Digest, nbytes: int) -> tuple[Digest, Digest] | None:
-        """As `in_int8`, once that version is there which the log asks for: not longer than it may take to make it of
-        `nbytes` in fp32, nor when `root` is no longer wanted."""
-
-        def settled(history: History) -> bool:
-            return root not in history.wanted or not history.is_due(root, "int8") or self.in_int8(root) is not None
-
-        with contextlib.suppress(DeadlineExceeded):
-            await self._follower.wait_for(settled, Deadline.after(_MAKING_S + nbytes / _MADE_BYTES_PER_S))
-        return self.in_int8(root)
+    def int8_is_coming(self, root: Digest, nbytes: int) -> bool:
+        """Whether the one in int8 is being made of it, of `nbytes` in fp32, and is better waited for."""
+        return self._coming.is_worth_it(self._follower.history, root, nbytes, time.monotonic())
 
     async def runs(
         self, root: Digest, ctx: RequestContext, runs: Sequence[Run], *, progress: Progress | None = None

@@ -12,6 +12,7 @@ from pdbus.caching.cache_folder import CacheFolder
 from pdbus.context import Deadline
 from pdbus.engine import failure
 from pdbus.engine import loaded as subject
+from pdbus.engine.failure import NotYet
 from pdbus.engine.version import Pin, Version
 from pdbus.engine.versions import Versions
 from pdbus.errors import RootGone, Unavailable
@@ -160,6 +161,26 @@ async def test_a_version_that_is_given_up_while_it_is_loaded_holds_up_none_after
         history.apply(3, 3, LogEntry(forget=Forget((a,), "me")))
         versions.follow(history)
         assert (await asyncio.wait_for(versions.first(), 20)).root == b
+
+
+async def test_what_is_better_loaded_later_keeps_no_other_waiting(
+    source: LocalSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = source.root_of["a"], source.root_of["b"]
+    versions = Versions(source, torch_backend)
+    load, later = versions._load, True
+
+    async def held(root: bytes) -> Version:
+        if root == a and later:
+            raise NotYet
+        return await load(root)
+
+    monkeypatch.setattr(versions, "_load", held)
+    async with versions:
+        versions.want([a, b])
+        assert (await versions.first()).root == b
+        later = False
+        await until(lambda: a in versions.roots)
 
 
 async def test_a_load_that_takes_too_long_is_root_gone_and_goes_on(source: LocalSource) -> None:

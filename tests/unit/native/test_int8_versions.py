@@ -12,6 +12,7 @@ import pytest
 
 from pdbus.caching.cache_folder import CacheFolder
 from pdbus.context import RequestContext
+from pdbus.engine.failure import NotYet
 from pdbus.engine.version import Version, load
 from pdbus.model.backend import Backend
 from pdbus.model.backends import BackendOptions, open_backend
@@ -52,7 +53,7 @@ class Source:
     def in_int8(self, root: bytes) -> tuple[bytes, bytes] | None:
         return self.fp32.root, self.derived.root
 
-    async def awaited_int8(self, root: bytes, nbytes: int) -> tuple[bytes, bytes] | None:
+    def int8_is_coming(self, root: bytes, nbytes: int) -> bool:
         raise AssertionError("it is there, or nothing else serves")
 
     async def manifest(self, root: bytes, ctx: RequestContext) -> Manifest:
@@ -215,22 +216,21 @@ def test_without_int8_of_its_own_a_backend_widens(checkpoint: Checkpoint) -> Non
 
 
 class Line(Source):
-    """A version, and an older one that is loaded already. `made`: what waiting for the former in int8 comes to."""
+    """A version, and an older one that is loaded already. `made`: whether the former is there in int8; None: soon."""
 
     def __init__(self, checkpoint: Checkpoint, **changed: Array) -> None:
         super().__init__(checkpoint, **changed)
         self.older = Source(checkpoint)
-        self.made: list[bool] = []
-        self.waited: list[int] = []
+        self.made: bool | None = True
 
     def in_int8(self, root: bytes) -> tuple[bytes, bytes] | None:
         if root in (self.older.fp32.root, self.older.derived.root):
             return self.older.in_int8(root)
-        return super().in_int8(root) if not self.made else None
+        return super().in_int8(root) if self.made else None
 
-    async def awaited_int8(self, root: bytes, nbytes: int) -> tuple[bytes, bytes] | None:
-        self.waited.append(nbytes)
-        return super().in_int8(root) if self.made.pop() else None
+    def int8_is_coming(self, root: bytes, nbytes: int) -> bool:
+        assert nbytes == sum(tensor.nbytes for tensor in self.fp32.tensors.values() if tensor.dtype == "fp32")
+        return self.made is None
 
     async def manifest(self, root: bytes, ctx: RequestContext) -> Manifest:
         of = self.older if root in (self.older.fp32.root, self.older.derived.root) else super()
@@ -242,18 +242,17 @@ def changed_line(checkpoint: Checkpoint, *names: str) -> Line:
     return Line(checkpoint, **{name.replace(".", "_"): arrays[name] + np.float32(0.25) for name in names or arrays})
 
 
-@pytest.mark.parametrize("in_int8", [True, False])
+@pytest.mark.parametrize("made", [True, None], ids=["made", "not yet"])
 def test_few_changed_rows_are_taken_in_fp32_though_there_are_layers_in_int8(
-    backend: Backend, checkpoint: Checkpoint, in_int8: bool
+    backend: Backend, checkpoint: Checkpoint, made: bool | None
 ) -> None:
     name = "model.layers.0.self_attn.q_proj.weight"
     line = changed_line(checkpoint, name)
     before = loaded(backend, line.older, line.older.derived.root)
-    line.made = [] if in_int8 else [True]
+    line.made = made
     now = loaded(backend, line, line.fp32.root, before)
     assert line.fetched == [(line.fp32.root, name)]
-    assert not line.waited, "there is nothing to wait for"
-    line.made, line.fetched = [], []
+    line.made, line.fetched = True, []
     assert np.array_equal(logits(backend, loaded(backend, line, line.derived.root, now)), logits(backend, now))
     assert line.fetched == []
     assert np.array_equal(logits(backend, now), logits(backend, loaded(backend, line, line.fp32.root, int8=False)))
@@ -275,26 +274,28 @@ def test_rows_of_a_tied_head_are_taken_in_fp32_too(tmp_path: Path) -> None:
         made.close()
 
 
-@pytest.mark.parametrize("made", [True, False])
 def test_whole_layers_are_waited_for_in_int8_and_taken_as_they_are_where_that_is_not_made(
-    backend: Backend, checkpoint: Checkpoint, made: bool
+    backend: Backend, checkpoint: Checkpoint
 ) -> None:
     line = changed_line(checkpoint)
     before = loaded(backend, line.older, line.older.derived.root)
-    line.made = [made]
-    now = loaded(backend, line, line.fp32.root, before)
-    assert {root for root, _ in line.fetched} == {line.derived.root if made else line.fp32.root}
-    assert len(line.waited) == 1
-    assert now.root == line.fp32.root
-    assert np.array_equal(logits(backend, now), logits(backend, loaded(backend, line, line.fp32.root, int8=False)))
+    line.made = None
+    with pytest.raises(NotYet):
+        loaded(backend, line, line.fp32.root, before)
+    assert line.fetched == []
+    for made in (True, False):
+        line.made, line.fetched = made, []
+        now = loaded(backend, line, line.fp32.root, before)
+        assert {root for root, _ in line.fetched} == {line.derived.root if made else line.fp32.root}
+        assert now.root == line.fp32.root
+        assert np.array_equal(logits(backend, now), logits(backend, loaded(backend, line, line.fp32.root, int8=False)))
 
 
 def test_a_first_version_waits_for_nothing(backend: Backend, checkpoint: Checkpoint) -> None:
     line = changed_line(checkpoint)
-    line.made = [True]
+    line.made = None
     loaded(backend, line, line.fp32.root)
     assert {root for root, _ in line.fetched} == {line.fp32.root}
-    assert not line.waited
 
 
 def test_files_stay(checkpoint: Checkpoint) -> None:
