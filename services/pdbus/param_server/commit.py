@@ -166,7 +166,7 @@ class _Wish:
 
     def read(self) -> Digest | None:
         match read_json(self._path):
-            case {"root": str(root), "log": self._born}:
+            case {"root": str(root), **rest} if rest.get("log", self._born) == self._born:
                 return bytes.fromhex(root)
         return None
 

@@ -150,12 +150,9 @@ class Upkeep(Watcher):
         super()._on_change(history)
 
     async def _act(self) -> None:
-        try:
-            if await self.round() and time.monotonic() >= self._reclaim_at_s:
-                self._reclaim_at_s = time.monotonic() + _RECLAIM_EVERY_S
-                await self.reclaim()
-        except Exception:
-            log.exception("the upkeep failed; it goes on")
+        if await self.round() and time.monotonic() >= self._reclaim_at_s:
+            self._reclaim_at_s = time.monotonic() + _RECLAIM_EVERY_S
+            await self.reclaim()
 
     async def _idle(self) -> None:
         await self.scrub(SCRUB_BYTES)
