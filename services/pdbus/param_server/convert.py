@@ -1,4 +1,5 @@
 """Makes a version in another precision: block by block, staged on their owners like any update, then one commit.
+Blocks whose rows did not change since an older version are taken from what was made of that.
 
 No more of it is in memory than what is being sent. The same version gives the same blocks wherever it is made, so that
 two servers that make it at once disturb each other only by their work.
@@ -8,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterable
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +19,7 @@ from pdbus.bus.bus import Bus
 from pdbus.bus.presence import Fleet
 from pdbus.canonical import content_digest
 from pdbus.client.weights.commit_point import append_abort, append_commit
-from pdbus.client.weights.edits import NewBlock
+from pdbus.client.weights.edits import NewBlock, manifest_blocks
 from pdbus.client.weights.stager import Stager
 from pdbus.context import LONGEST_DEADLINE_S, Deadline, RequestContext, new_id
 from pdbus.messages.changelog import Commit
@@ -28,9 +30,10 @@ from pdbus.param_server.commit import changed_layers
 from pdbus.param_server.store import BlockStore
 from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import BlockReader
-from pdbus.weights.blocks import byte_view, row_bytes, rows_per_block
+from pdbus.weights.blocks import block_count, byte_view, row_bytes, rows_per_block
 from pdbus.weights.conversions import Due
 from pdbus.weights.layer import Tensor
+from pdbus.weights.log_state import RETENTION_S
 from pdbus.weights.manifest import Manifest
 from pdbus.weights.packed import Floats
 
@@ -38,6 +41,7 @@ _READ_BLOCKS = 32
 """Of the version in fp32, at a time: 8 MB, as a rule."""
 _SENT_BYTES = 32 << 20
 """Of the new one: each sending becomes a pack of its own at its owners."""
+_NONE = b""
 _LIMIT_S = LONGEST_DEADLINE_S - 10.0
 
 
@@ -61,40 +65,76 @@ async def convert(place: Place, due: Due) -> Digest:
     deadline = Deadline.after(_LIMIT_S)
     tx = new_id()
     stager = Stager(place.bus, place.model, place.follower, place.fleet, tx, deadline, deadline.wall_ns)
+    # Blocks of the line's head are in the new version, too: so it has to be the head still when that is committed.
+    head = place.follower.history.head(due.ref) if due.ref else due.root
     try:
-        manifest = await _made(place, due, stager, RequestContext(deadline))
-        return await _commit(place, due, tx, manifest, deadline)
+        manifest = await _made(place, due, head, stager, RequestContext(deadline))
+        return await _commit(place, due, head, tx, manifest, deadline)
     except BaseException as error:
         await asyncio.shield(append_abort(place.bus, place.model, tx, str(error) or type(error).__name__))
         raise
 
 
-async def _made(place: Place, due: Due, stager: Stager, ctx: RequestContext) -> Manifest:
-    """Once all that it consists of is durable at its owners."""
+async def _made(place: Place, due: Due, head: Digest | None, stager: Stager, ctx: RequestContext) -> Manifest:
+    """Once all that it consists of is durable at its owners. What the line's head holds of it is not made again."""
     source = await place.reader.manifest(due.root, ctx)
     config = config_of(await place.reader.meta(due.root, ctx))
     stay, made = plan(config, source.tensors, due.precision)
-    tensors = [*stay]
+    older = await _older(place, head, due.precision, ctx)
+    tensors, sending = [*stay], list[NewBlock]()
     for one in made:
-        digests: list[Digest] = []
-        async for blocks in _batches(_blocks(place, one, ctx)):
-            digests += [block.digest for block in blocks]
-            await stager.send(blocks)
-            await stager.let_go()
-        tensors.append(Tensor(one.name, one.dtype, one.source.shape, tuple(digests)))
+        digests = dict(enumerate(known_blocks(one, *older)))
+        lacking = [index for index, digest in digests.items() if digest is None]
+        async for blocks in _blocks(place, one, lacking, ctx):
+            digests |= {block.index: block.digest for block in blocks}
+            sending += blocks
+            if sum(len(block.content) for block in sending) >= _SENT_BYTES:
+                await stager.send(sending)
+                await stager.let_go()
+                sending = []
+        tensors.append(Tensor(one.name, one.dtype, one.source.shape, tuple(filter(None, digests.values()))))
     manifest = Manifest.build(tensors)
-    blocks = [
-        NewBlock(block.tensor, block.index, block.digest, memoryview(content))
-        for block, content in zip(manifest.blocks(), manifest.manifests(), strict=False)  # the manifests come first
-    ]
-    await stager.send(blocks, everywhere=True)
+    if sending:
+        await stager.send(sending)
+    await stager.send(manifest_blocks(manifest, older[1]), everywhere=True)
     await stager.let_go()
     return manifest
 
 
-async def _commit(place: Place, due: Due, tx: str, manifest: Manifest, deadline: Deadline) -> Digest:
+async def _older(place: Place, head: Digest | None, precision: str, ctx: RequestContext) -> tuple[Manifest, Manifest]:
+    """A version in fp32 and what was made of it, the line's head. Two that hold nothing where that is not so."""
     history = place.follower.history
-    head = history.head(due.ref) if due.ref else due.root
+    source, made_in = history.conversions.sources.get(head or _NONE, (None, ""))
+    if head and source in history.retained(time.time_ns(), RETENTION_S) and made_in == precision:
+        return await place.reader.manifest(source, ctx), await place.reader.manifest(head, ctx)
+    return Manifest(()), Manifest(())
+
+
+def known_blocks(made: Made, source: Manifest, older: Manifest) -> list[Digest | None]:
+    """The tensor's blocks as `older` has them, which was made of `source`; None where other rows are in them now."""
+    new, count = made.source, block_count(made.source.shape, made.dtype)
+    before, there = source.tensors.get(new.name), older.tensors.get(made.name)
+    if (
+        before is None
+        or there is None
+        or (before.shape, there.shape, there.dtype) != (new.shape, new.shape, made.dtype)
+    ):
+        return [None] * count
+    same = [digest == then for digest, then in zip(new.blocks, before.blocks, strict=True)]
+    return [there.blocks[i] if all(same[j] for j in _under(made, range(i, i + 1))) else None for i in range(count)]
+
+
+def _under(made: Made, blocks: range) -> range:
+    """The blocks in fp32 that have the rows of a run of the tensor's blocks. Blocks of the two forms hold different
+    runs of rows."""
+    step, own = (rows_per_block(made.source.shape, dtype) for dtype in (made.dtype, made.source.dtype))
+    rows = min(blocks.stop * step, made.source.shape[0])
+    return range(blocks.start * step // own, -(-rows // own))
+
+
+async def _commit(
+    place: Place, due: Due, head: Digest | None, tx: str, manifest: Manifest, deadline: Deadline
+) -> Digest:
     layers = changed_layers(manifest, place.store.manifest(head) if head else None)
     author, why = f"param-server {place.server}", f"{due.precision} of {due.root.hex()[:12]}"
     commit = Commit(tx, manifest.root, head, author, why, layers, due.precision, due.ref, source=due.root)
@@ -102,30 +142,25 @@ async def _commit(place: Place, due: Due, tx: str, manifest: Manifest, deadline:
     return manifest.root
 
 
-async def _batches(blocks: AsyncIterator[list[NewBlock]]) -> AsyncIterator[list[NewBlock]]:
-    batch: list[NewBlock] = []
-    async for some in blocks:
-        batch += some
-        if sum(len(block.content) for block in batch) >= _SENT_BYTES:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+async def _blocks(
+    place: Place, made: Made, indices: Sequence[int], ctx: RequestContext
+) -> AsyncIterator[list[NewBlock]]:
+    """These blocks of the tensor, in order, some at a time."""
+    step, own = (rows_per_block(made.source.shape, dtype) for dtype in (made.dtype, made.source.dtype))
+    for run in runs_of(indices, max(1, _READ_BLOCKS * own // step)):
+        under = _under(made, run)
+        rows = await _rows(place, made.source, under, ctx)
+        skipped = run.start * step - under.start * own
+        yield await asyncio.to_thread(_packed, made, rows[skipped : skipped + len(run) * step], step, run.start)
 
 
-async def _blocks(place: Place, made: Made, ctx: RequestContext) -> AsyncIterator[list[NewBlock]]:
-    """The tensor's blocks in order, some at a time. Blocks of the two forms hold different runs of rows."""
-    step = rows_per_block(made.source.shape, made.dtype)
-    index, waiting = 0, np.empty((0, *made.source.shape[1:]), np.float32)
-    count = len(made.source.blocks)
-    for start in range(0, count, _READ_BLOCKS):
-        indices = range(start, min(start + _READ_BLOCKS, count))
-        waiting = np.concatenate((waiting, await _rows(place, made.source, indices, ctx)))
-        ready = len(waiting) if indices.stop == count else len(waiting) // step * step
-        if ready:
-            blocks = await asyncio.to_thread(_packed, made, waiting[:ready], step, index)
-            index, waiting = index + len(blocks), waiting[ready:]
-            yield blocks
+def runs_of(indices: Sequence[int], most: int) -> Iterator[range]:
+    """Of numbers in ascending order, those that follow one another, so many at most."""
+    start = 0
+    for at in range(1, len(indices) + 1):
+        if at == len(indices) or indices[at] != indices[at - 1] + 1 or at - start == most:
+            yield range(indices[start], indices[at - 1] + 1)
+            start = at
 
 
 async def _rows(place: Place, tensor: Tensor, indices: Iterable[int], ctx: RequestContext) -> Floats:

@@ -35,7 +35,8 @@ class Converter(Watcher):
 
     async def _act(self) -> None:
         for due in self._mine():
-            await self._do(due)
+            if due in self._place.follower.history.due_conversions:  # still, after those before it
+                await self._do(due)
 
     def _mine(self) -> list[Due]:
         """What is due, hasn't failed lately, and falls to this server: of those that live, one for each."""

@@ -6,10 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from pdbus.canonical import content_digest
 from pdbus.messages.common import Digest
+from pdbus.param_server.pack import PackWriter
 from pdbus.param_server.store import BlockStore
 from pdbus.weights.layer import Layer
-from pdbus.weights.manifest import Block, root_layers, tensor_blocks
+from pdbus.weights.manifest import Block, Manifest, root_layers, tensor_blocks
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,13 @@ class Holdings:
                 self._names = None
         self._layers_of[root] = layers
         return True
+
+
+def add_manifests(manifest: Manifest, store: BlockStore, pack: PackWriter) -> None:
+    """Those that the store lacks, to a pack of it. Call it in a thread."""
+    for content in manifest.manifests():
+        if (digest := content_digest(content)) not in store:
+            pack.add(digest, memoryview(content))
 
 
 def _by_shard(layer: Layer) -> Mapping[int, tuple[Block, ...]]:

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from pdbus.bus.bus import Bus
-from pdbus.canonical import content_digest
 from pdbus.context import RequestContext
 from pdbus.errors import InvalidRequest, PdbusError
 from pdbus.messages.common import Digest
+from pdbus.param_server.holdings import Gap, add_manifests
 from pdbus.param_server.reading import CheckpointReader
 from pdbus.param_server.store import BlockStore
 from pdbus.peers.blocks import BlockFetcher, Source, Wanted
@@ -18,7 +18,7 @@ from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import fetch_manifest
 from pdbus.subjects import WEIGHT_BLOCKS_OF
 from pdbus.weights.blocks import SHARDS
-from pdbus.weights.manifest import Block
+from pdbus.weights.manifest import Block, Manifest
 from pdbus.weights.placement import ranked
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,8 @@ class Repair:
         self._follower = follower
         self._fetcher = BlockFetcher(bus, self._sources)
         self.checkpoint: CheckpointReader | None = None
-        self.checkpoint_root: Digest | None = None
+        self.checkpoint_manifest: Manifest | None = None
+        """That it yields."""
         self.reason = ""
         """Why the last one that failed did."""
 
@@ -52,9 +53,7 @@ class Repair:
                 self.reason = error.message
             else:
                 with self._store.writing() as pack:
-                    for content in manifest.manifests():
-                        if (digest := content_digest(content)) not in self._store:
-                            pack.add(digest, memoryview(content))
+                    add_manifests(manifest, self._store, pack)
 
     async def blocks(self, blocks: Iterable[Block]) -> None:
         """From the other servers, as many of these blocks as they have, up to ROUND_BYTES."""
@@ -75,6 +74,14 @@ class Repair:
             reason = await self._fetcher.fetch_some(wanted, put, RequestContext.after(_BLOCKS_S))
             self.reason = reason or self.reason
 
+    def in_checkpoint(self, gap: Gap) -> bool:
+        """Whether the checkpoint has any of what is missing."""
+        manifest = self.checkpoint_manifest
+        if manifest is None:
+            return False
+        missing = {*gap.roots, *(block.digest for block in gap.blocks)}
+        return any(block.digest in missing for block in manifest.blocks())
+
     async def reread(self, duties: frozenset[int]) -> None:
         """From the checkpoint, all blocks of these shards. It is given up once it yields another version."""
         if self.checkpoint is None:
@@ -85,7 +92,7 @@ class Repair:
             log.warning("the checkpoint can't be read again: %s", error.message)
             self.checkpoint = None
         else:
-            if manifest.root != self.checkpoint_root:
+            if manifest != self.checkpoint_manifest:
                 log.warning("the checkpoint has changed since this server read it: restart it to serve the new one")
                 self.checkpoint = None
 

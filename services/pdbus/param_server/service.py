@@ -48,7 +48,8 @@ class ParamServerService(Service[ParamServerSettings]):
         self._store = BlockStore(settings.data / "blocks", model)
         self._follower = HistoryFollower(bus, model)
         self._fleet = Fleet(bus)
-        self._writer = LogWriter(bus, model, me, self._follower)
+        reader = BlockReader(bus, model, self._follower)
+        self._writer = LogWriter(bus, model, me, self._follower, reader)
         self._server = BlockServer(bus, model, me, self._store)
         self._repair = Repair(bus, model, me, self._store, self._follower)
         self._staging = Staging(bus, model, me, self._store, self._follower, self._writer)
@@ -57,7 +58,7 @@ class ParamServerService(Service[ParamServerSettings]):
             settings, self._store, self._server, self._repair, self._staging, self._follower, self._fleet
         )
         self._checkpoint = CheckpointReader(settings.checkpoint, self._store) if settings.checkpoint else None
-        place = Place(bus, model, me, self._store, self._follower, self._fleet, BlockReader(bus, model, self._follower))
+        place = Place(bus, model, me, self._store, self._follower, self._fleet, reader)
         self._converter = Converter(place, self._writer)
         self._starting = True
         self._life = AsyncExitStack()
@@ -132,5 +133,5 @@ class ParamServerService(Service[ParamServerSettings]):
         manifest = await checkpoint.manifest(lambda shard, _: shard in duties, share=len(duties) / SHARDS)
         message = f"checkpoint {checkpoint.name}"
         # What is committed is the checkpoint in fp32, whatever precision workers make of it (PDBUS_PRECISION).
-        await self._writer.commit(manifest, self._store, message, "fp32", Deadline.after(_LOG_S))
-        self._repair.checkpoint, self._repair.checkpoint_root = checkpoint, manifest.root
+        await self._writer.commit(manifest, self._store, message, Deadline.after(_LOG_S))
+        self._repair.checkpoint, self._repair.checkpoint_manifest = checkpoint, manifest

@@ -102,8 +102,7 @@ class Upkeep(Watcher):
             gap = await self._look()
             if len(gap.blocks) >= before:
                 break
-        root = self._repair.checkpoint_root
-        if not gap.closed and root in self._retained() and root not in self.roots:
+        if not gap.closed and self._repair.in_checkpoint(gap):
             await self._repair.reread(self.duties())
             gap = await self._look()
         return gap
@@ -151,12 +150,9 @@ class Upkeep(Watcher):
         super()._on_change(history)
 
     async def _act(self) -> None:
-        try:
-            if await self.round() and time.monotonic() >= self._reclaim_at_s:
-                self._reclaim_at_s = time.monotonic() + _RECLAIM_EVERY_S
-                await self.reclaim()
-        except Exception:
-            log.exception("the upkeep failed; it goes on")
+        if await self.round() and time.monotonic() >= self._reclaim_at_s:
+            self._reclaim_at_s = time.monotonic() + _RECLAIM_EVERY_S
+            await self.reclaim()
 
     async def _idle(self) -> None:
         await self.scrub(SCRUB_BYTES)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import ClassVar, Self
 
@@ -11,10 +13,12 @@ from pdbus.peers.history import HistoryFollower
 from pdbus.tasks import cancelled
 from pdbus.weights.history import History
 
+log = logging.getLogger(__name__)
+
 
 class Watcher(ABC):
     """While the scope lasts, it acts: at once, after each log entry, whenever `_news` is set, and every `POLL_S`
-    besides. What `_act` and `_idle` raise ends it."""
+    besides. What `_act` and `_idle` raise is logged: at the next turn it is tried again."""
 
     POLL_S: ClassVar[float] = 1.0
 
@@ -46,11 +50,17 @@ class Watcher(ABC):
         try:
             while True:
                 self._news.clear()
-                await self._act()
+                await self._turn(self._act)
                 try:
                     async with asyncio.timeout(self.POLL_S):
                         await self._news.wait()
                 except TimeoutError:
-                    await self._idle()
+                    await self._turn(self._idle)
         finally:
             stop_listening()
+
+    async def _turn(self, what: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await what()
+        except Exception:
+            log.exception("%s failed; it goes on", type(self).__name__)

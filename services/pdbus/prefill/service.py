@@ -16,7 +16,6 @@ from pdbus.peers.cache import CacheRing
 from pdbus.prefill.kind import model_embeds
 from pdbus.prefill.settings import PrefillSettings
 from pdbus.prefill.worker import PrefillWorker
-from pdbus.weights.history import History
 
 if TYPE_CHECKING:
     from pdbus.prefill.encoder_worker import EncoderWorker
@@ -68,13 +67,8 @@ class PrefillService(EngineService[PrefillSettings]):
             log.warning("an encoder is computed by torch in fp32, whatever precision and engine are set")
         versions = EncoderVersions(self._reader, settings.device, self.changed.set)
         await stack.enter_async_context(versions)
-
-        def want(history: History) -> None:
-            if history.wanted:  # else the log begins anew: what is loaded goes on serving
-                versions.want(history.wanted)
-
-        stack.callback(self._history.on_change(want))
-        want(self._history.history)
+        stack.callback(self._history.on_change(versions.follow))
+        versions.follow(self._history.history)
         self._encoder = EncoderWorker(self.bus, settings.id, settings.model, versions, settings.threads)
         await versions.first()
         await self.watch(self._encoder.progress, self.fail, stack)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pdbus.stack.branch_cli import add_branch
 from pdbus.stack.settings import StackSettings
+from pdbus.stack.table_cli import add_table
 
 if TYPE_CHECKING:
     from pdbus.stack.attach import Target
@@ -156,7 +157,20 @@ def add_weights(
     gc = kinds.add_parser("gc", help="give up versions that no ref needs, without waiting for the rollback window")
     gc.set_defaults(command=run_gc)
     gc.add_argument("versions", metavar="VERSION", nargs="*", help=f"{_VERSION} (default: all)")
-    return [push, log, show, diff, ref, rollback, canary, convert, heat, gc, *add_branch(kinds, target)]
+    return [
+        push,
+        log,
+        show,
+        diff,
+        ref,
+        rollback,
+        canary,
+        convert,
+        heat,
+        gc,
+        *add_branch(kinds, target),
+        *add_table(kinds, target),
+    ]
 
 
 def _share(text: str) -> float:

@@ -9,6 +9,10 @@ _RETRY_S = 0.5
 _LONGEST_RETRY_S = 10.0
 
 
+class NotYet(Exception):
+    """Of loading a version: it will cost less a little later."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Of loading a wanted version: it is tried again, ever later."""

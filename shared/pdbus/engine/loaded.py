@@ -17,12 +17,13 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from pdbus.context import Deadline
-from pdbus.engine.failure import Failure
+from pdbus.engine.failure import Failure, NotYet
 from pdbus.errors import RootGone
 from pdbus.messages.common import Digest
 from pdbus.model.memory import give_back
 from pdbus.settings import SettingsError
 from pdbus.tasks import cancelled
+from pdbus.weights.history import History
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,9 @@ class Loaded(ABC, Generic[V]):
         self._wanted: tuple[Digest, ...] = ()
         self._wishes: dict[Digest, _Wish] = {}
         self._failures: dict[Digest, Failure] = {}  # of wanted ones only
+        self._held: set[Digest] = set()
+        """Not to be loaded before the next look."""
+        self._under_way: tuple[Digest, asyncio.Task[V]] | None = None
         self._changed = asyncio.Event()
         self._any = asyncio.Event()
         self._awaited = False
@@ -70,7 +74,7 @@ class Loaded(ABC, Generic[V]):
 
     @abstractmethod
     async def _load(self, root: Digest) -> V:
-        """Raises whatever it can't be had for."""
+        """Raises whatever it can't be had for; NotYet: it is to be tried again at the next look."""
 
     def _in_use(self, version: V) -> bool:
         """Whether it has to stay although nothing wants it any more."""
@@ -95,6 +99,14 @@ class Loaded(ABC, Generic[V]):
         self._wanted = tuple(roots)
         self._failures = {root: failure for root, failure in self._failures.items() if root in self._wanted}
         self._changed.set()
+
+    def follow(self, history: History) -> None:
+        """Wants what the log wants. One that begins anew knows of no version yet: what is loaded goes on serving until
+        it does. A version that was given up while it is being loaded is not waited for: nobody keeps its blocks."""
+        if history.wanted:
+            self.want(history.wanted)
+        if self._under_way and self._under_way[0] in history.gone:
+            self._under_way[1].cancel()
 
     async def first(self) -> V:
         """The first version that becomes ready. It stays until it is told here, also where the log has moved on: while
@@ -148,6 +160,8 @@ class Loaded(ABC, Generic[V]):
 
     async def _run(self) -> None:
         while True:
+            if self._changed.is_set():
+                self._held.clear()
             self._changed.clear()
             if self._drop_unwanted(time.monotonic()):
                 await asyncio.to_thread(give_back)
@@ -159,10 +173,13 @@ class Loaded(ABC, Generic[V]):
                 continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), _LOOK_S)
+            self._held.clear()
 
     def _next(self, now_s: float) -> Digest | None:
         for root in (*self._wanted, *self._wishes):
-            if root not in self._ready and (root not in self._failures or now_s >= self._failures[root].not_before_s):
+            if root in self._ready or root in self._held:
+                continue
+            if root not in self._failures or now_s >= self._failures[root].not_before_s:
                 return root
         return None
 
@@ -181,7 +198,11 @@ class Loaded(ABC, Generic[V]):
 
     async def _load_or_note(self, root: Digest) -> None:
         try:
-            version = await self._load(root)
+            version = await self._load_unless_given_up(root)
+        except NotYet:
+            self.detail = f"version {root.hex()[:12]} waits for what is made of it"
+            self._held.add(root)
+            return
         except Exception as error:  # whatever it was: the versions that are here go on serving
             if isinstance(error, SettingsError) and not self._ready:
                 self._refused = error
@@ -201,6 +222,18 @@ class Loaded(ABC, Generic[V]):
         if (wish := self._wishes.get(root)) and not wish.loaded.done():
             wish.loaded.set_result(None)
         log.info("version %s ready", root.hex()[:12])
+
+    async def _load_unless_given_up(self, root: Digest) -> V:
+        loading = asyncio.create_task(self._load(root))
+        self._under_way = root, loading
+        try:
+            return await loading
+        except asyncio.CancelledError:
+            if (me := asyncio.current_task()) and me.cancelling():
+                raise
+            raise RootGone("it was given up meanwhile") from None
+        finally:
+            self._under_way = None
 
     def _loading(self, root: Digest) -> Callable[[int, int], None]:
         """Tells people that it is being loaded; returns what is to be told how far it is: (done, total) bytes."""

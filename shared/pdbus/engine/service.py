@@ -31,7 +31,6 @@ from pdbus.peers.weights import BlockReader
 from pdbus.runtime.service import Service
 from pdbus.settings import SettingsError
 from pdbus.tasks import cancelled
-from pdbus.weights.history import History
 
 S = TypeVar("S", bound=EngineSettings)
 
@@ -84,9 +83,9 @@ class EngineService(Service[S], Generic[S]):
     async def start(self, stack: contextlib.AsyncExitStack) -> None:
         """Returns once requests can be served. What has to be ended goes onto `stack`."""
         await stack.enter_async_context(self.versions)
-        stack.callback(self._history.on_change(self._want))
+        stack.callback(self._history.on_change(self.versions.follow))
         stack.callback(self._history.on_change(lambda _: self.changed.set()))
-        self._want(self._history.history)
+        self.versions.follow(self._history.history)
         version = await self.versions.first()
         page_format = version.scope.page_format
         page_bytes = page_format.page_bytes + version.streams.page_bytes
@@ -150,11 +149,6 @@ class EngineService(Service[S], Generic[S]):
     async def drain(self, deadline: Deadline) -> None:
         if self.worker:
             await self.worker.drain()
-
-    def _want(self, history: History) -> None:
-        # A log that begins anew knows of no version yet: what is loaded goes on serving until it does.
-        if history.wanted:
-            self.versions.want(history.wanted)
 
     def _on_versions(self) -> None:
         self.changed.set()

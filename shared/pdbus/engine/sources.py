@@ -46,6 +46,9 @@ class Int8Source(Protocol):
     def in_int8(self, root: Digest) -> tuple[Digest, Digest] | None:
         """(version in fp32, the one made of it in int8), where `root` is one of such two and both can be fetched."""
 
+    def int8_is_coming(self, root: Digest, nbytes: int) -> bool:
+        """Whether the one in int8 is being made of it, of `nbytes` in fp32, and is better waited for."""
+
     async def stored(
         self,
         root: Digest,

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from pdbus.context import LONGEST_DEADLINE_S, RequestContext
+from pdbus.engine.failure import NotYet
 from pdbus.engine.sources import Fetch, FetchRuns, Int8Source, Progress, WeightSource
 from pdbus.kv.format import StreamFormat
 from pdbus.kv.prefix import PrefixScope, group_starts
@@ -18,13 +19,16 @@ from pdbus.model.backend import Backend, Builder, Model
 from pdbus.model.config import ModelConfig
 from pdbus.model.families import config_of, writing
 from pdbus.model.memory import give_back
-from pdbus.model.parts import NO_CHANGES, Part, Patch, Tensors, packed_dtypes
+from pdbus.model.parts import NO_CHANGES, Changes, Part, Patch, Tensors, packed_dtypes
 from pdbus.model.scope import prefix_scope, stream_scopes
 from pdbus.tasks import cancelled
 from pdbus.weights.blocks import blocks_of_rows, row_bytes
 from pdbus.weights.changes import changed_rows
 from pdbus.weights.layer import META, is_computed, layer_of
 from pdbus.weights.manifest import Manifest
+
+_FP32_TO_INT8 = 3.7
+"""Times as many bytes."""
 
 
 @dataclass(eq=False)
@@ -98,24 +102,32 @@ async def load(
     compute it. `on_kept`: told how many blocks, and bytes, did not have to be fetched.
 
     Where that computes in int8, a version in fp32 and the one that was made of it in int8 are the same to it, bit by
-    bit. It then fetches the latter's blocks for both, and knows their layers by the former's digests, so that they are
-    shared. Prefix keys are made from the version that was asked for: a router knows no other.
+    bit. It then knows the layers of both by the former's digests, so that they are shared, and fetches what is less:
+    the rows in fp32 that changed since one of the `others`, or whole layers in int8. Prefix keys are made from the
+    version that was asked for: a router knows no other.
 
-    Raises what `source` does, and InvalidRequest for a model that can't be served."""
+    Raises what `source` does, InvalidRequest for a model that can't be served; NotYet where one of the others serves
+    while layers in int8 are being made."""
     ctx = RequestContext.after(LONGEST_DEADLINE_S)
     asked = await source.manifest(root, ctx)
     config = await _config(asked, source, others, ctx)
     backend = await backend_for(config)
     packing = int8 if backend.takes_int8 else None
     pair = packing.in_int8(root) if packing else None
-    known, fetched = [await source.manifest(one, ctx) for one in pair] if pair else [asked, asked]
+    known = fetched = await source.manifest(pair[0], ctx) if pair else asked
     digests = _digests(known)
     reuse = max(others, key=lambda other: len(digests.items() & other.digests.items()), default=None)
+    changes = changed_rows(reuse.manifest, known) if reuse and digests.get(META) == reuse.digests[META] else NO_CHANGES
+    if packing and not _are_few(changes, known, reuse):
+        nbytes = sum(tensor.nbytes for tensor in _computed(known).values())
+        if reuse and not pair and packing.int8_is_coming(root, nbytes):
+            raise NotYet
+        fetched = await source.manifest(pair[1], ctx) if pair else known
     tensors = _computed(fetched)
-    changes = NO_CHANGES
-    # Rows of other forms than fp32 aren't patched: layers of which any changed are built whole.
-    if reuse and digests.get(META) == reuse.digests[META] and not packed_dtypes(tensors):
-        changes = changed_rows(reuse.manifest, known)
+    if packed_dtypes(
+        tensors
+    ):  # rows of other forms than fp32 aren't patched: layers of which any changed are built whole
+        changes = NO_CHANGES
     digests.pop(META, None)
     begin = partial(backend.begin, config, digests, reuse.model if reuse else None, changes, tensors)
     builder = await asyncio.to_thread(begin)
@@ -128,6 +140,22 @@ async def load(
     scope = prefix_scope(config, contents, backend.page_format(config), backend.compute_class)
     starts = group_starts(config.layers, backend.layer_groups)
     return Version(root, model, scope, known, stream_scopes(scope, contents, starts))
+
+
+def _are_few(changes: Changes, manifest: Manifest, reuse: Version | None) -> bool:
+    """Whether all that differs from `reuse` are such rows of it, and these are less in fp32 than their layers in int8.
+    True where nothing differs."""
+    if reuse is None:
+        return False
+    same = reuse.digests.items()
+    layers = [layer for layer in manifest.layers if is_computed(layer.name) and (layer.name, layer.digest) not in same]
+    if not changes.keys() >= {layer.name for layer in layers}:
+        return False
+    changed = 0
+    for run in (run for runs in changes.values() for run in runs):
+        tensor = manifest.tensors[run.tensor]
+        changed += int(run.rows.stop - run.rows.start) * row_bytes(tensor.shape, tensor.dtype)
+    return changed * _FP32_TO_INT8 <= sum(tensor.nbytes for layer in layers for tensor in layer.tensors)
 
 
 async def _config(

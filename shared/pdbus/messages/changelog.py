@@ -41,6 +41,8 @@ class Commit:
     """What it took from a staging branch."""
     source: Digest | None = None
     """The version in fp32 that this one was converted from, into `precision`."""
+    checkpoint: Digest | None = None
+    """The root that a param-server's checkpoint has by itself, where this one has its line's sparse tables besides."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from pdbus.peers.blocks import BlockFetcher, Source, Wanted
 from pdbus.peers.model_cache import ModelCache, Want
 from pdbus.subjects import WEIGHT_BLOCKS, WEIGHT_BLOCKS_OF
 from pdbus.weights.blocks import PACKED_ROW_BYTES, Array, Run, blocks_of_rows, shard_of
+from pdbus.weights.coming import Coming
 from pdbus.weights.history import History
 from pdbus.weights.layer import Layer, Tensor, is_computed, layer_of, meta_tensor
 from pdbus.weights.log_state import RETENTION_S
@@ -50,6 +51,7 @@ class BlockReader:
         self._cache = cache or ModelCache(None)
         self._manifests: OrderedDict[Digest, Manifest] = OrderedDict()
         self._layers: OrderedDict[Digest, Layer] = OrderedDict()
+        self._coming = Coming("int8")
 
     async def manifest(self, root: Digest, ctx: RequestContext) -> Manifest:
         """Raises NotFound for a root that no commit made, Corrupt where its manifest is malformed, DeadlineExceeded."""
@@ -130,6 +132,10 @@ class BlockReader:
         if precision != "int8" or derived not in kept or source not in kept:
             return None
         return source, derived
+
+    def int8_is_coming(self, root: Digest, nbytes: int) -> bool:
+        """Whether the one in int8 is being made of it, of `nbytes` in fp32, and is better waited for."""
+        return self._coming.is_worth_it(self._follower.history, root, nbytes, time.monotonic())
 
     async def runs(
         self, root: Digest, ctx: RequestContext, runs: Sequence[Run], *, progress: Progress | None = None

@@ -49,10 +49,13 @@ class History(LogState):
         """What became of a commit whose append failed its compare, or whose answer got lost.
 
         committed: it is in the log. aborted: its abort is, so stop. conflict: its line has another head than its parent
-        now, the winner. open: only other entries came in between; append it again at the new sequence."""
+        now, the winner; or what it was converted from is no more. open: only other entries came in between; append it
+        again at the new sequence."""
         if ended := self._ended.get(commit.tx):
             return "committed" if ended.root else "aborted"
         if commit.sealed and self.sealed_upto(commit.sealed.branch, commit.sealed.log) != commit.sealed.after:
+            return "conflict"
+        if commit.source and not self._lives(commit.source):
             return "conflict"
         if not commit.ref:
             return "open" if commit.parent is None or self._lives(commit.parent) else "conflict"

@@ -131,6 +131,10 @@ class LogState:
         """The versions in other precisions that are asked for and not there yet, or not where they shall be."""
         return self.conversions.due(self._heads, self.live)
 
+    def is_due(self, root: Digest, precision: str) -> bool:
+        """Whether a version in that precision is still to be made of `root`, or to become a head."""
+        return any((due.root, due.precision) == (root, precision) for due in self.due_conversions)
+
     def resolve(self, name: str) -> Digest:
         """The root of a ref, or of 6 and more hex digits of a root. Raises NotFound, or InvalidRequest if ambiguous."""
         if name in self._refs:

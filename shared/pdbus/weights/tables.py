@@ -102,6 +102,11 @@ def tables(manifest: Manifest) -> Mapping[str, Table]:
     return {table.name: table for table in found}
 
 
+def with_tables(manifest: Manifest, head: Manifest) -> Manifest:
+    """A checkpoint's version, which has no tables, with those of its line's head: tables come last in a manifest."""
+    return Manifest(manifest.layers + tuple(layer for layer in head.layers if layer.name.startswith(TABLE)))
+
+
 def table(manifest: Manifest, name: str) -> Table:
     """Raises NotFound."""
     for layer in manifest.layers:

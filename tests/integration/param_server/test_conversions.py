@@ -11,16 +11,19 @@ import pytest
 
 from pdbus.bus.bus import connect
 from pdbus.client.weights import Weights
+from pdbus.client.weights.edits import NewBlock
 from pdbus.context import Deadline, RequestContext
 from pdbus.errors import InvalidRequest, NotFound
-from pdbus.model.convert import converted
+from pdbus.model.convert import Made, converted
+from pdbus.param_server import convert
 from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import BlockReader
-from pdbus.weights.packed import Int8Rows, widened
+from pdbus.weights.packed import Floats, Int8Rows, widened
 from tests.support.checkpoints import tiny_checkpoint
-from tests.support.param_servers import ParamServers
+from tests.support.param_servers import ParamServers, tensors
 
 EMBED, Q0, NORM = "model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "model.norm.weight"
+HEAD = "lm_head.weight"
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +107,40 @@ async def test_a_line_is_followed_by_whichever_server_lives_and_back_again(
         await follower.wait_for(lambda history: history.head("stable-int8") == made, Deadline.after(15))
     commits = [version for version in history.roots.values() if version.commit and version.commit.source]
     assert {version.root for version in commits} == {made, next_made}
+
+
+async def test_only_blocks_whose_rows_changed_are_made_anew(
+    servers: ParamServers, weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await weights.convert("stable", "int8", follow=True)
+    first = (await weights.history()).head("stable")
+    assert first
+    await weights.converted(first, "int8", 20.0)
+    made: list[tuple[str, int]] = []
+
+    def packed(one: Made, rows: Floats, step: int, index: int) -> list[NewBlock]:
+        blocks = as_it_is(one, rows, step, index)
+        made.extend((block.tensor, block.index) for block in blocks)
+        return blocks
+
+    as_it_is = convert._packed
+    monkeypatch.setattr(convert, "_packed", packed)
+    async with weights.begin() as update:
+        width = update.tensor(EMBED).shape[1]
+        await update.stage_rows(EMBED, [4999], np.full((1, width), 0.5, np.float32))
+        await update.stage_elements(Q0, [3], [2.0])
+        await update.stage_elements(NORM, [0], [5.0])
+        second = (await update.commit()).root
+    root = await weights.converted(second, "int8", 20.0)
+    manifest = await weights.manifest(root)
+    last = {name: len(manifest.tensor(name).blocks) - 1 for name in (EMBED, HEAD)}
+    assert sorted(made) == sorted([(EMBED, last[EMBED]), (HEAD, last[HEAD]), (Q0, 0)])
+    assert last[HEAD] > 0
+    fp32, read = await tensors(servers, second), await tensors(servers, root)
+    assert np.array_equal(read[Q0], widened("int8", converted(Q0, fp32[Q0], "int8"), fp32[Q0].shape))
+    assert np.array_equal(read[EMBED], fp32[EMBED].astype(np.float16).astype(np.float32))
+    assert np.array_equal(read[HEAD], widened("int8", converted(HEAD, fp32[EMBED], "int8"), fp32[EMBED].shape))
+    assert read[NORM][0] == 5.0
 
 
 async def test_two_servers_make_the_same_digests(servers: ParamServers, weights: Weights) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import BlockReader
 from pdbus.subjects import ROWS, TABLE_READ
 from pdbus.weights.tables import encoded_ids, tables
+from tests.support.checkpoints import tiny_checkpoint
 from tests.support.tables import ROWS_OF_ALL, WIDTH, TableRig, first_column, in_blocks, rows, whole
 from tests.support.until import until
 
@@ -128,6 +130,64 @@ async def test_a_server_that_was_away_catches_up_before_it_answers(rig: TableRig
                 await asyncio.sleep(0.01)
     found = np.frombuffer(reply.values, "<f4").reshape(3, WIDTH)
     assert (found[:, 0].tolist(), reply.seq) == ([1, 20, 31], seq)
+
+
+async def test_a_new_checkpoint_of_the_model_keeps_its_tables(rig: TableRig, table: RowTable, tmp_path: Path) -> None:
+    await table.update([3, 4], rows(1, 2))
+    await table.seal()
+    await table.update(4, rows(5)[0])
+    await table.flush()
+    weights = await rig.client()
+    before = (await weights.history()).head("stable")
+    rig.checkpoint = tiny_checkpoint(tmp_path / "other", "llama", seed=2)
+    for name in ("a", "b"):
+        await rig.stop(name)
+    for name in ("a", "b"):
+        await rig.start(name)
+    history = await weights.history()
+    head = history.head("stable")
+    assert head
+    commit = history.roots[head].commit
+    assert commit
+    assert commit.parent == before
+    assert "table.items" not in dict(commit.layers), "it is as it was"
+    assert await first_column(await rig.table(), 3, 4) == [1, 5]
+
+    sealed = await table.seal()
+    assert sealed != head
+    async with weights.begin() as update:
+        await update.stage_elements("model.norm.weight", [0], [5.0])
+        pushed = (await update.commit()).root
+    await rig.stop("a")
+    await rig.start("a")
+    await rig.start("c")  # one that has never seen the checkpoint
+    assert (await weights.history()).head("stable") == pushed, "nobody's wish is new"
+    assert (await in_blocks(rig, pushed))[[3, 4], 0].tolist() == [1, 5]
+
+
+async def test_a_table_is_dropped_by_a_version_without_it(rig: TableRig, table: RowTable) -> None:
+    await table.update(3, rows(1)[0])
+    await table.flush()
+    weights = await rig.client()
+    done = await table.drop()
+    assert done
+    assert await table.exists() is False
+    assert not tables(await weights.manifest(done.root))
+    with pytest.raises(NotFound):
+        await table.update(3, rows(2)[0])
+    assert await table.drop() is None
+    to = ROWS(model=rig.model, table="items")
+    async with connect(rig.url, name="observer") as bus:
+        assert await bus.logs.last_seq(to), "a rollback would still need it"
+        older = [root for root in (await weights.history()).roots if root != done.root]
+        await weights.move_ref("stable", done.root.hex(), now=True)
+        await weights.forget(older)
+        assert await table.drop() is None
+        assert not await bus.logs.last_seq(to)
+    with pytest.raises(NotFound):
+        await table.drop()
+    await table.create(ROWS_OF_ALL, WIDTH)
+    assert await first_column(table, 3) == [0]
 
 
 async def test_reads_say_how_far_they_are_and_refuse_what_they_can_not_serve(rig: TableRig, table: RowTable) -> None:

@@ -12,14 +12,17 @@ from pdbus.caching.cache_folder import CacheFolder
 from pdbus.context import Deadline
 from pdbus.engine import failure
 from pdbus.engine import loaded as subject
+from pdbus.engine.failure import NotYet
 from pdbus.engine.version import Pin, Version
 from pdbus.engine.versions import Versions
 from pdbus.errors import RootGone, Unavailable
+from pdbus.messages.changelog import Commit, Forget, LogEntry
 from pdbus.model.backend import Backend
 from pdbus.model.backends import BackendOptions, open_backend
 from pdbus.model.checkpoint import Checkpoint, open_checkpoint
 from pdbus.model.config import ModelConfig
 from pdbus.settings import SettingsError
+from pdbus.weights.history import History
 from tests.support.asking import until
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.workers import LocalSource
@@ -134,6 +137,50 @@ async def test_what_can_not_be_had_is_root_gone_and_disturbs_nothing(source: Loc
             await versions.pin(source.root_of["larger"], soon())
         assert versions.roots == (a,)
         (await versions.pin(a, soon())).release()
+
+
+async def test_a_version_that_is_given_up_while_it_is_loaded_holds_up_none_after_it(source: LocalSource) -> None:
+    """Its blocks are nowhere any more: the fetch would be tried until its deadline."""
+    a, b = source.root_of["a"], source.root_of["b"]
+    load_tensors, asked = source.tensors, asyncio.Event()
+
+    async def never(root: bytes, *given: Any, **options: Any) -> Any:
+        if root == a:
+            asked.set()
+            await asyncio.Event().wait()
+        return await load_tensors(root, *given, **options)
+
+    source.tensors = never  # type: ignore[method-assign]
+    history = History()
+    history.apply(1, 1, LogEntry(commit=Commit("1", a, None, "me", "", ())))
+    async with Versions(source, torch_backend) as versions:
+        versions.follow(history)
+        await asyncio.wait_for(asked.wait(), 10)
+        history.apply(2, 2, LogEntry(commit=Commit("2", b, a, "me", "", ())))
+        versions.follow(history)
+        history.apply(3, 3, LogEntry(forget=Forget((a,), "me")))
+        versions.follow(history)
+        assert (await asyncio.wait_for(versions.first(), 20)).root == b
+
+
+async def test_what_is_better_loaded_later_keeps_no_other_waiting(
+    source: LocalSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = source.root_of["a"], source.root_of["b"]
+    versions = Versions(source, torch_backend)
+    load, later = versions._load, True
+
+    async def held(root: bytes) -> Version:
+        if root == a and later:
+            raise NotYet
+        return await load(root)
+
+    monkeypatch.setattr(versions, "_load", held)
+    async with versions:
+        versions.want([a, b])
+        assert (await versions.first()).root == b
+        later = False
+        await until(lambda: a in versions.roots)
 
 
 async def test_a_load_that_takes_too_long_is_root_gone_and_goes_on(source: LocalSource) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from pdbus.caching.cache_folder import CacheFolder
 from pdbus.context import RequestContext
+from pdbus.engine.failure import NotYet
 from pdbus.engine.version import Version, load
 from pdbus.model.backend import Backend
 from pdbus.model.backends import BackendOptions, open_backend
@@ -33,8 +34,9 @@ pytestmark = pytest.mark.skipif(not levels(), reason="no kernels for this proces
 class Source:
     """A checkpoint's version in fp32, and what is made of it in int8."""
 
-    def __init__(self, checkpoint: Checkpoint, precision: str = "int8") -> None:
-        self.arrays = dict(checkpoint.tensors())
+    def __init__(self, checkpoint: Checkpoint, precision: str = "int8", **changed: Array) -> None:
+        """`changed`: tensors by their names with _ for each dot."""
+        self.arrays = {name: changed.get(name.replace(".", "_"), array) for name, array in checkpoint.tensors()}
         self.files = checkpoint.meta
         self.fp32, _ = manifest_and_blocks(self.arrays, checkpoint.meta)
         stay, made = plan(checkpoint.config, self.fp32.tensors, precision)
@@ -42,7 +44,7 @@ class Source:
         tensors = [
             Tensor(one.name, one.dtype, one.source.shape, tuple(map(content_digest, cut(self.packed[one.name]))))
             for one in made
-            if one.source.nbytes < 200_000  # so that a block of bytes is one of rows
+            if one.source.nbytes < 3_000_000
         ]
         assert len(tensors) == len(made)
         self.derived = Manifest.build([*stay, *tensors])
@@ -50,6 +52,9 @@ class Source:
 
     def in_int8(self, root: bytes) -> tuple[bytes, bytes] | None:
         return self.fp32.root, self.derived.root
+
+    def int8_is_coming(self, root: bytes, nbytes: int) -> bool:
+        raise AssertionError("it is there, or nothing else serves")
 
     async def manifest(self, root: bytes, ctx: RequestContext) -> Manifest:
         return self.derived if root == self.derived.root else self.fp32
@@ -208,6 +213,89 @@ def test_without_int8_of_its_own_a_backend_widens(checkpoint: Checkpoint) -> Non
         assert "w-fp32" in backend.compute_class
     finally:
         backend.close()
+
+
+class Line(Source):
+    """A version, and an older one that is loaded already. `made`: whether the former is there in int8; None: soon."""
+
+    def __init__(self, checkpoint: Checkpoint, **changed: Array) -> None:
+        super().__init__(checkpoint, **changed)
+        self.older = Source(checkpoint)
+        self.made: bool | None = True
+
+    def in_int8(self, root: bytes) -> tuple[bytes, bytes] | None:
+        if root in (self.older.fp32.root, self.older.derived.root):
+            return self.older.in_int8(root)
+        return super().in_int8(root) if self.made else None
+
+    def int8_is_coming(self, root: bytes, nbytes: int) -> bool:
+        assert nbytes == sum(tensor.nbytes for tensor in self.fp32.tensors.values() if tensor.dtype == "fp32")
+        return self.made is None
+
+    async def manifest(self, root: bytes, ctx: RequestContext) -> Manifest:
+        of = self.older if root in (self.older.fp32.root, self.older.derived.root) else super()
+        return await of.manifest(root, ctx)
+
+
+def changed_line(checkpoint: Checkpoint, *names: str) -> Line:
+    arrays = dict(checkpoint.tensors())
+    return Line(checkpoint, **{name.replace(".", "_"): arrays[name] + np.float32(0.25) for name in names or arrays})
+
+
+@pytest.mark.parametrize("made", [True, None], ids=["made", "not yet"])
+def test_few_changed_rows_are_taken_in_fp32_though_there_are_layers_in_int8(
+    backend: Backend, checkpoint: Checkpoint, made: bool | None
+) -> None:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    line = changed_line(checkpoint, name)
+    before = loaded(backend, line.older, line.older.derived.root)
+    line.made = made
+    now = loaded(backend, line, line.fp32.root, before)
+    assert line.fetched == [(line.fp32.root, name)]
+    line.made, line.fetched = True, []
+    assert np.array_equal(logits(backend, loaded(backend, line, line.derived.root, now)), logits(backend, now))
+    assert line.fetched == []
+    assert np.array_equal(logits(backend, now), logits(backend, loaded(backend, line, line.fp32.root, int8=False)))
+
+
+def test_rows_of_a_tied_head_are_taken_in_fp32_too(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(tiny_checkpoint(tmp_path, "llama", vocab_size=6000))
+    embedding = dict(checkpoint.tensors())[EMBEDDING].copy()
+    embedding[5000:5010] += 0.5
+    line = Line(checkpoint, **{EMBEDDING.replace(".", "_"): embedding})
+    assert len(line.fp32.tensors[EMBEDDING].blocks) > 4
+    made = open_backend(BackendOptions("native", "int8", "int8"), checkpoint.config)
+    try:
+        before = loaded(made, line.older, line.older.derived.root)
+        now = loaded(made, line, line.fp32.root, before)
+        assert line.fetched == [(line.fp32.root, EMBEDDING)]
+        assert np.array_equal(logits(made, now), logits(made, loaded(made, line, line.fp32.root, int8=False)))
+    finally:
+        made.close()
+
+
+def test_whole_layers_are_waited_for_in_int8_and_taken_as_they_are_where_that_is_not_made(
+    backend: Backend, checkpoint: Checkpoint
+) -> None:
+    line = changed_line(checkpoint)
+    before = loaded(backend, line.older, line.older.derived.root)
+    line.made = None
+    with pytest.raises(NotYet):
+        loaded(backend, line, line.fp32.root, before)
+    assert line.fetched == []
+    for made in (True, False):
+        line.made, line.fetched = made, []
+        now = loaded(backend, line, line.fp32.root, before)
+        assert {root for root, _ in line.fetched} == {line.derived.root if made else line.fp32.root}
+        assert now.root == line.fp32.root
+        assert np.array_equal(logits(backend, now), logits(backend, loaded(backend, line, line.fp32.root, int8=False)))
+
+
+def test_a_first_version_waits_for_nothing(backend: Backend, checkpoint: Checkpoint) -> None:
+    line = changed_line(checkpoint)
+    line.made = None
+    loaded(backend, line, line.fp32.root)
+    assert {root for root, _ in line.fetched} == {line.fp32.root}
 
 
 def test_files_stay(checkpoint: Checkpoint) -> None:

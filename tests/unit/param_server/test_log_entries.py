@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from pdbus.messages.changelog import Commit, LogEntry, Ref
+from pdbus.context import Deadline
+from pdbus.messages.changelog import Commit, Forget, LogEntry, Ref
 from pdbus.messages.presence import WHOLE_PROMPTS, Card
-from pdbus.param_server.commit import changed_layers, due_refs, is_new_wish
+from pdbus.param_server.commit import LogWriter, changed_layers, due_refs, is_new_wish
+from pdbus.peers.weights import BlockReader
 from pdbus.weights.history import History
 from tests.support.weights import manifest_and_blocks, some_arrays
 
@@ -43,6 +47,19 @@ def test_when_a_checkpoint_is_a_new_wish(history: History, root: bytes, wished: 
     assert is_new_wish(history, root, wished) is new
 
 
+def test_a_checkpoint_that_was_committed_with_tables_is_no_new_wish() -> None:
+    history = after(A)
+    history.apply(2, 2, LogEntry(commit=Commit("tx2", C, A, "me", "", (), checkpoint=B)))
+    assert not is_new_wish(history, B, None)
+    assert is_new_wish(history, b"D" * 32, None)
+
+
+def test_a_server_that_restarts_wishes_nothing_new_of_a_version_that_was_given_up() -> None:
+    history = after(A, B)
+    history.apply(3, 3, LogEntry(forget=Forget((A,), "me")))
+    assert not is_new_wish(history, A, A)
+
+
 def card(service: str, *roots: bytes, state: str = "ready") -> Card:
     return Card(service, "x", "i", 1, state, "m", roots)  # type: ignore[arg-type]
 
@@ -76,6 +93,24 @@ def test_only_heads_that_their_refs_do_not_name_are_due() -> None:
     assert due_refs(after(A, ("stable", A), B), *workers) == {"stable": B}
     assert due_refs(after(A, ("stable", A), B, ("stable", B), ("stable", A)), *workers) == {}
     assert due_refs(after(A, ("canary", A)), *workers) == {"stable": A}
+
+
+async def test_a_ref_does_not_follow_to_a_head_that_was_taken_back_since_it_was_found_due() -> None:
+    history, appended = after(A, ("stable", A), B), list[LogEntry]()
+
+    async def append(to: Any, entry: LogEntry, **given: Any) -> None:
+        appended.append(entry)
+
+    async def caught_up(deadline: Deadline) -> None: ...
+
+    bus: Any = SimpleNamespace(logs=SimpleNamespace(append=append))
+    follower: Any = SimpleNamespace(history=history, seq=3, caught_up=caught_up)
+    writer = LogWriter(bus, "m", "server", follower, BlockReader(bus, "m", follower))
+    await writer.move_ref("stable", B, Deadline.after(5))
+    assert [entry.ref and entry.ref.root for entry in appended] == [B]
+    history.apply(4, 4, LogEntry(ref=Ref("stable", A, "me")))
+    await writer.move_ref("stable", B, Deadline.after(5))
+    assert len(appended) == 1
 
 
 def test_a_commit_names_the_layers_that_differ_from_its_parent() -> None:

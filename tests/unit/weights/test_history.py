@@ -106,6 +106,16 @@ def test_what_a_failed_compare_means() -> None:
     assert folded(commit(A), LogEntry(commit=mine), commit(C, B)).outcome(mine) == "committed"
 
 
+def test_nothing_is_made_of_a_version_that_was_given_up_meanwhile() -> None:
+    """Some of its blocks would be in the new one."""
+    made = Commit("mine", C, None, "me", "", (), "int8", "stable-int8", source=A)
+    alone = Commit("mine", C, A, "me", "", (), "int8", "", source=A)
+    entries = [commit(A), commit(B, A)]
+    assert [folded(*entries).outcome(one) for one in (made, alone)] == ["open", "open"]
+    entries.append(LogEntry(forget=Forget((A,), "me")))
+    assert [folded(*entries).outcome(one) for one in (made, alone)] == ["conflict", "conflict"]
+
+
 def test_a_commit_after_its_abort_is_void_and_an_abort_after_its_commit_too() -> None:
     assert folded(LogEntry(abort=Abort("t", "late")), commit(A, tx="t")).roots == {}
     history = folded(commit(A, tx="t"), LogEntry(abort=Abort("t", "late")))

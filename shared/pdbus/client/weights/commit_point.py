@@ -38,7 +38,7 @@ async def append_commit(bus: Bus, model: str, follower: HistoryFollower, commit:
             raise DeadlineExceeded(f"the change log does not answer: look there for update {commit.tx}") from error
         if follower.history.outcome(commit) != "committed":
             raise
-        return follower.history.roots[commit.root].at.seq
+        return _seq(follower.history.end_of(commit.tx))
 
 
 async def _append(bus: Bus, model: str, follower: HistoryFollower, commit: Commit, deadline: Deadline) -> int:

@@ -15,7 +15,7 @@ from pdbus.bus.presence import Fleet
 from pdbus.client.weights.arrays import as_fp32
 from pdbus.client.weights.row_watch import RowBatch, watch
 from pdbus.client.weights.row_writer import Accepted, RowWriter
-from pdbus.client.weights.table_create import Init, create
+from pdbus.client.weights.table_create import Init, create, drop
 from pdbus.client.weights.table_seal import purge_horizon, seal
 from pdbus.client.weights.terms import Committed
 from pdbus.client.weights.update import Update
@@ -165,6 +165,22 @@ class RowTable:
             log.warning("the row log of %s was not purged: %s", self.name, error.message)
         return root
 
+    async def drop(self, *, message: str = "") -> Committed | None:
+        """A version without the table, on the line `stable`; those before it keep theirs, for a rollback.
+
+        Its log's entries stay while one of these is kept: called again after that, it removes them, and gives None.
+        Raises NotFound where there is neither, Conflict where the line moved meanwhile."""
+        home = self._home
+        there, last = await self.exists(), await home.bus.logs.last_seq(self._to)
+        if not there and not last:
+            raise NotFound(f"there is no table {self.name}")
+        done = await drop(home.begin, self.name, message) if there else None
+        await home.follower.caught_up(Deadline.after(_ANSWER_S))
+        log = await home.bus.logs.identity(self._to)
+        horizon = await purge_horizon(home.follower, home.reader, self.name, log, last)
+        await home.bus.logs.purge(self._to, upto=horizon)
+        return done
+
     async def close(self) -> None:
         """What can't be made durable within some seconds is given up; `flush` before, to know."""
         if self._writer:
@@ -182,13 +198,17 @@ class RowTable:
 
     async def _table(self) -> Table:
         if self._about is None or self._home.follower.history.head(LINE) != self._head:
-            ctx = RequestContext.after(_ANSWER_S)
+            ctx, before = RequestContext.after(_ANSWER_S), self._about
             await self._home.ready()
             try:
                 self._head, self._about = await self._rows.table(self.name, ctx)
             except NotFound:  # it may have been created a moment ago
                 await self._home.follower.caught_up(ctx.deadline)
                 self._head, self._about = await self._rows.table(self.name, ctx)
+            if before and before.seal.origin != self._about.seal.origin:  # dropped, and made anew
+                self.seq, writer, self._writer = 0, self._writer, None
+                if writer:
+                    await writer.close(Deadline.after(_CLOSE_S))
         return self._about
 
     async def _open_writer(self) -> tuple[RowWriter, Table]:

@@ -1,4 +1,4 @@
-"""Makes a sparse table: some blocks at a time, so that it may be larger than the memory of who makes it."""
+"""Makes a sparse table: some blocks at a time, so that it may be larger than the memory of who makes it. Drops one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pdbus.client.weights.edits import NewBlock
 from pdbus.client.weights.terms import Committed
 from pdbus.client.weights.update import Update
 from pdbus.context import new_id
-from pdbus.errors import Conflict, InvalidRequest
+from pdbus.errors import Conflict, InvalidRequest, NotFound
 from pdbus.messages.common import Digest
 from pdbus.messages.rows import RowsUpdate
 from pdbus.subjects import ToEvent
@@ -53,6 +53,15 @@ async def create(
             digests = await _send_chunks(update, layer, shape, init)
         table = Table(name, Tensor(layer, _DTYPE, shape, digests), Seal(new_id(), log, seq))
         update.put_layer(layer, table.tensors)
+        return await update.commit()
+
+
+async def drop(begin: Callable[..., AbstractAsyncContextManager[Update]], name: str, message: str) -> Committed:
+    """Commits a version without the table, on its line. Raises NotFound, Conflict."""
+    async with begin(ref=LINE, message=message or f"table {name} dropped") as update:
+        if (layer := layer_name(name)) not in update.tensors:
+            raise NotFound(f"there is no table {name}")
+        update.put_layer(layer, ())
         return await update.commit()
 
 

@@ -133,9 +133,10 @@ def _put(ids: Array, values: Array, about: Table, index: int, old: Array) -> Arr
     return changed
 
 
-async def purge_horizon(follower: HistoryFollower, reader: BlockReader, name: str, log: str) -> int:
+async def purge_horizon(follower: HistoryFollower, reader: BlockReader, name: str, log: str, otherwise: int = 0) -> int:
     """The sequence up to which no version that may still be read needs the log: it never goes back, since each new
-    version holds at least as much as the one it was made from. Raises NotFound, DeadlineExceeded."""
+    version holds at least as much as the one it was made from. `otherwise`: where none of them has the table.
+    Raises NotFound, DeadlineExceeded."""
     history = follower.history
     versions = history.roots
     found: dict[Digest, int] = {}
@@ -148,7 +149,7 @@ async def purge_horizon(follower: HistoryFollower, reader: BlockReader, name: st
             except NotFound:
                 continue
             found[layer or root] = about.seal.seq if about.seal.log == log else 0
-    return min(found.values(), default=0)
+    return min(found.values(), default=otherwise)
 
 
 def _layer_of_table(
