@@ -137,11 +137,11 @@ async def test_a_fill_that_raced_with_the_change_of_an_item_does_not_survive(
 ):
     service.hold = asyncio.Event()
     slow = asyncio.create_task(client.features(["item-1"]))
-    await asyncio.wait_for(_asked(service, 1), 5)
+    await asyncio.wait_for(_asked(service, 1), 30)
     service.items["item-1"] = b"new"
     r.entries.delete_name(feature_name(MODEL, "item-1"))
     fresh = asyncio.create_task(client.features(["item-1"]))
-    await asyncio.wait_for(_asked(service, 2), 5)  # it does not wait for the older answer
+    await asyncio.wait_for(_asked(service, 2), 30)  # it does not wait for the older answer
     service.hold.set()
     assert (await slow).values == (b"vector 1",)
     assert (await fresh).values == (b"new",)
@@ -153,7 +153,7 @@ async def test_a_fill_that_raced_with_the_change_of_an_item_does_not_survive(
 async def test_the_same_item_is_asked_for_once_at_a_time(client: Client, service: Service):
     service.hold = asyncio.Event()
     asking = [asyncio.create_task(client.features(["item-1"])) for _ in range(5)]
-    await asyncio.wait_for(_asked(service, 1), 5)
+    await asyncio.wait_for(_asked(service, 1), 30)
     service.hold.set()
     assert {(await one).values for one in asking} == {(b"vector 1",)}
     assert service.keys == ["item-1"]
@@ -217,7 +217,7 @@ async def test_a_plain_nats_service_will_do(nats_url: str, real_bus: Bus):
     source = feature_subject.SubjectSource(real_bus, MODEL, "acme.plain")
     from pdbus.context import RequestContext
 
-    ctx = RequestContext.after(5)
+    ctx = RequestContext.after(30)
     assert await source.version(ctx) == "7"
     assert [(f.version, f.value) for f in await source.fetch(["a", "nothing"], ctx)] == [("7", b"a"), ("7", None)]
     await connection.close()

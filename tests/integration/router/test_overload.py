@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from statistics import median
 
 import aiohttp
 import pytest
@@ -77,7 +76,7 @@ async def test_a_refusal_comes_before_the_tokenizer_and_before_the_body(monkeypa
         tasks = [ask() for _ in range(40)]
         outcomes = await asyncio.gather(*tasks)
         answered = sum(status == 200 for status, _, _ in outcomes)
-        assert sum(status == 429 for status, _, _ in outcomes) == 40 - answered > 30
+        assert sum(status == 429 for status, _, _ in outcomes) == 40 - answered > 20  # 34, where all come at once
         assert len(calls) == answered
 
 
@@ -89,15 +88,16 @@ async def test_a_flood_of_one_tenant_does_not_keep_another_waiting(tmp_path: Pat
         asking(r, quiet, 20) as ask,
         asking(r, flood, 20) as ask_too,
     ):
-        alone = [(await ask())[1] for _ in range(2)]
+        admission, tickets = r.router.frontend.admission, r.decodes[0].tickets
         tasks = [ask_too() for _ in range(120)]
-        await until(lambda: r.router.frontend.admission.waiting > 60)
-        beside = [(await ask())[1] for _ in range(2)]
-        assert r.router.frontend.admission.waiting > 20
+        await until(lambda: admission.waiting > 100)
+        before, waited = len(tickets), admission.waiting
+        await ask()
+        (place,) = (at for at, ticket in enumerate(tickets) if ticket.tenant == "quiet")
         for task in tasks:
             task.cancel()
-        # 60 of the flood's wait, eight at a time; the quiet one's worker serves in the order of arrival
-        assert median(beside) <= 2 * median(alone) + 5 * STEP_S
+        # Eight at a time: some went before it while it was on its way, and hundred would have in the order of arrival.
+        assert place - before < waited / 2
 
 
 async def test_who_goes_while_queued_or_at_work_is_gone_everywhere_at_once() -> None:
@@ -105,10 +105,10 @@ async def test_who_goes_while_queued_or_at_work_is_gone_everywhere_at_once() -> 
         tasks = [ask() for _ in range(12)]
         admission = r.router.frontend.admission
         await until(lambda: admission.waiting > 5 and admission.running > 1)
-        begun = time.monotonic()
+        r.decodes[0].behaviour.step_s = 1.0  # they would take a minute more
         for task in tasks:
             task.cancel()
         await r.until_idle()
         assert (admission.waiting, admission.waiting_bytes) == (0, 0)
-        assert time.monotonic() - begun < 3
+        r.decodes[0].behaviour.step_s = STEP_S
         assert (await ask())[0] == 200

@@ -44,7 +44,7 @@ def test_a_killed_launcher_leaves_nothing(toy_stack: Start, when: str) -> None:
     pids = wait_until(lambda: stack.run.get("pids", {}) if len(stack.run.get("pids", {})) == 7 else None, "all started")
     stack.process.kill()
     stack.process.wait()
-    wait_until(lambda: _all_gone(pids), "every process ended", within_s=15)
+    wait_until(lambda: _all_gone(pids), "every process ended", within_s=30)
 
     again = toy_stack()  # and its folder is of use again
     again.wait_ready()
@@ -90,7 +90,7 @@ def test_a_service_that_can_not_start_fails_the_start_with_its_last_words(toy_st
     assert stack.process.wait(40) == 1
     assert "this toy is broken" in stack.text
     assert "decode-1 does not start" in stack.text
-    wait_until(lambda: _all_gone(pids), "every process ended", within_s=5)
+    wait_until(lambda: _all_gone(pids), "every process ended", within_s=30)
 
 
 def test_ctrl_c_while_starting_ends_it_quietly(toy_stack: Start) -> None:

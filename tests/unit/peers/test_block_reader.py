@@ -91,7 +91,7 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks_module, "REPLY_S", 0.3)
 
 
-def ctx(seconds: float = 20.0) -> RequestContext:
+def ctx(seconds: float = 30.0) -> RequestContext:
     return RequestContext.after(seconds)
 
 
