@@ -155,18 +155,6 @@ async def test_an_update_that_is_left_leaves_nothing(rig: ParamServers, weights:
         assert len(server._store.packs) == packs - 1
 
 
-async def test_a_coordinator_that_dies_is_aborted_after_its_deadline(rig: ParamServers, weights: Weights) -> None:
-    async with connect(rig.url, name="dying") as bus:
-        dying = Weights(bus, rig.model)
-        context = dying.begin(timeout_s=3.0)
-        update = await context.__aenter__()
-        await update.stage_elements(NORM, [0], [5.0])
-        await dying.close()  # and nothing more is heard of it
-    assert any(list(server._staging.transactions) for server in rig.running.values())
-    for server in rig.running.values():
-        await until(lambda server=server: not list(server._staging.transactions), within_s=30.0)
-
-
 async def test_a_transaction_outlives_a_restart_of_its_server(rig: ParamServers, weights: Weights) -> None:
     async with weights.begin() as update:
         await update.stage_elements(NORM, [0], [5.0])
