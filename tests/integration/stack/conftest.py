@@ -18,12 +18,12 @@ import pytest
 PATIENCE_S = 40.0
 
 
-def wait_until(condition: Callable[[], Any], what: str, within_s: float = PATIENCE_S) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, within_s: float = PATIENCE_S, every_s: float = 0.02) -> Any:
     """The first true result of `condition()`."""
     give_up = time.monotonic() + within_s
     while not (found := condition()):
         assert time.monotonic() < give_up, f"not within {within_s} s: {what}"
-        time.sleep(0.02)
+        time.sleep(every_s)
     return found
 
 

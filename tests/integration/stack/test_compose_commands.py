@@ -101,7 +101,7 @@ def running(
             process = subprocess.Popen(_program(service["command"]), env=environment, stdout=sink, stderr=sink)
         started[name] = Running(process, environment, log, service)
     for name, each in started.items():
-        wait_until(each.healthy_or_dead, f"{name} is healthy", within_s=60)
+        wait_until(each.healthy_or_dead, f"{name} is healthy", within_s=100, every_s=0.5)  # each is a process
     yield started
     for each in started.values():
         each.process.kill()
