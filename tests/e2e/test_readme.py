@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pdbus.native.build import cache_folder
 from pdbus.stack.cli import parser
 from tests.support.otlp import Receiver
 from tests.support.stack import Stack, running_stack
@@ -50,6 +51,8 @@ DRY = [block for block in blocks() if block.mark in {"dry", "jaeger", "stack"}]
 def newcomer(tmp_path_factory: pytest.TempPathFactory, traces: Receiver) -> Iterator[tuple[Stack, dict[str, str]]]:
     """A stack in the default data folder of a user of our own, and that user's environment."""
     home = tmp_path_factory.mktemp("home")
+    (home / ".cache" / "pdbus").mkdir(parents=True)  # its kernels are compiled already: they take ten seconds
+    (home / ".cache" / "pdbus" / "native").symlink_to(cache_folder(), target_is_directory=True)
     env = {"XDG_DATA_HOME": str(home), "HOME": str(home), "OTEL_EXPORTER_OTLP_ENDPOINT": traces.endpoint}
     with running_stack(home / "pdbus", env=env) as stack:
         yield stack, {**os.environ, **env, "PYTHONPATH": str(ROOT)}

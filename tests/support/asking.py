@@ -62,15 +62,15 @@ class Router:
 
     async def run_prefill(self, ticket: Ticket) -> Accepted:
         run = PrefillRun(ticket, self.decode)
-        return await self.bus.call(PREFILL_RUN(worker=self.prefill), run, RequestContext.after(10))
+        return await self.bus.call(PREFILL_RUN(worker=self.prefill), run, RequestContext.after(30))
 
     async def run_decode(self, ticket: Ticket) -> Accepted:
         run = DecodeRun(ticket, self.prefill)
-        return await self.bus.call(DECODE_RUN(worker=self.decode), run, RequestContext.after(10))
+        return await self.bus.call(DECODE_RUN(worker=self.decode), run, RequestContext.after(30))
 
     async def run_local(self, ticket: Ticket) -> Accepted:
         """The decode worker reads the prompt itself."""
-        return await self.bus.call(DECODE_RUN(worker=self.decode), DecodeRun(ticket, None), RequestContext.after(10))
+        return await self.bus.call(DECODE_RUN(worker=self.decode), DecodeRun(ticket, None), RequestContext.after(30))
 
     async def start(self, ticket: Ticket) -> None:
         await asyncio.gather(self.run_prefill(ticket), self.run_decode(ticket))
@@ -91,7 +91,7 @@ class Router:
         ]
         return sorted({(item.index, len(item.ids)): item for item in own}.values(), key=lambda item: item.index)
 
-    async def until(self, predicate: Callable[[], bool], within_s: float = 20.0) -> None:
+    async def until(self, predicate: Callable[[], bool], within_s: float = 30.0) -> None:
         async with asyncio.timeout(within_s):
             while not predicate():
                 self.news.clear()
@@ -136,7 +136,7 @@ def ids(items: list[TokenItem]) -> list[int]:
     return [token for item in items for token in item.ids]
 
 
-async def until(predicate: Callable[[], Any], within_s: float = 10.0) -> None:
+async def until(predicate: Callable[[], Any], within_s: float = 30.0) -> None:
     """Waits for what has no event of its own."""
     async with asyncio.timeout(within_s):
         while not predicate():  # noqa: ASYNC110

@@ -121,12 +121,12 @@ async def encoder_rig(source: LocalSource, workers: int = 1, **settings: Any) ->
             life = await enter(AsyncExitStack())
             made.append(await _worker(life, broker, f"prefill-{number}", source))
             lives.append(life)
-        await fleet.wait_for(lambda f: len(f.live("prefill")) == workers, Deadline.after(10))
+        await fleet.wait_for(lambda f: len(f.live("prefill")) == workers, Deadline.after(30))
         versions, entries = LocalVersions(source), DictEntries()
         chosen = RouterSettings(**({"id": "r-0", "model": MODEL, "http_port": 0} | settings))
         made_router = await enter(router(chosen, bus, fleet, versions, source, DictRing(), entries))  # type: ignore[arg-type]
         for root in source.root_of.values():
-            await made_router.frontend.models.encoder(root, Deadline.after(10))
+            await made_router.frontend.models.encoder(root, Deadline.after(30))
         yield EncoderRig(bus, broker, versions, made, entries, made_router, source, lives)
 
 
@@ -135,7 +135,7 @@ async def _worker(life: AsyncExitStack, broker: MemoryBroker, id_: str, source: 
     versions = await life.enter_async_context(EncoderVersions(source, "cpu"))
     versions.want(source.root_of.values())
     for root in source.root_of.values():
-        await versions.need(root, Deadline.after(20))
+        await versions.need(root, Deadline.after(30))
     worker = WatchedWorker(bus, id_, MODEL, versions, 1)
     worker.asked = []
     await life.enter_async_context(worker)

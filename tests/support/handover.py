@@ -37,7 +37,7 @@ def reserve_of(workers: Rig, ticket: Ticket, **changed: object) -> Reserve:
 
 async def reserve(workers: Rig, message: Reserve) -> Lease:
     to = DECODE_RESERVE(worker=workers.router.decode)
-    return await workers.router.bus.call(to, message, RequestContext.after(5))
+    return await workers.router.bus.call(to, message, RequestContext.after(30))
 
 
 class Hand:
@@ -71,7 +71,7 @@ class Hand:
         return KV.name(worker=worker, session=ticket.session, attempt=str(ticket.attempt))
 
     async def send(self) -> None:
-        async with self.workers.router.bus.bulk.send(self.subject, Deadline.after(5)) as out:
+        async with self.workers.router.bus.bulk.send(self.subject, Deadline.after(30)) as out:
             for head, body in zip(self.heads, self.bodies, strict=True):
                 await out.item(head, body)
             head = KvHead(self.final.attempt, self.final.root, KV_FINAL, self.final.tokens, 0)

@@ -53,5 +53,5 @@ class ParamServers:
 async def tensors(servers: ParamServers, root: bytes) -> dict[str, np.ndarray]:
     """The version as a reader gets it that knows nothing yet."""
     async with connect(servers.url, name="reader") as bus, HistoryFollower(bus, servers.model) as follower:
-        await follower.wait_for(lambda history: root in history.roots, Deadline.after(10))
-        return await BlockReader(bus, servers.model, follower).tensors(root, RequestContext.after(20))
+        await follower.wait_for(lambda history: root in history.roots, Deadline.after(30))
+        return await BlockReader(bus, servers.model, follower).tensors(root, RequestContext.after(30))

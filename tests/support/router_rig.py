@@ -102,7 +102,7 @@ class Rig:
         await until(lambda: self.idle)
 
 
-async def until(holds: Callable[[], bool], seconds: float = 3.0) -> None:
+async def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
     """For what several parties bring about, none of which tells. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while not holds():  # noqa: ASYNC110 - as it says
@@ -150,10 +150,10 @@ async def rig(
             for service, count in (("prefill", prefills), ("decode", decodes))
         }
         total = prefills + decodes
-        await fleet.wait_for(lambda f: len(f.live("prefill")) + len(f.live("decode")) == total, Deadline.after(5))
+        await fleet.wait_for(lambda f: len(f.live("prefill")) + len(f.live("decode")) == total, Deadline.after(30))
         chosen = RouterSettings(**({"id": "r-0", "model": model, "http_port": 0} | settings))  # type: ignore[arg-type]
         made_router = await stack.enter_async_context(router(chosen, bus, fleet, made, made, ring, DictEntries()))
         for root in roots:
-            await made_router.frontend.models.get(root, Deadline.after(5))
+            await made_router.frontend.models.get(root, Deadline.after(30))
         await until(lambda: all(made_router.index.table.incarnation(card.id) for card in fleet.cards()))
         yield Rig(bus, broker, fleet, made, ring, workers["prefill"], workers["decode"], made_router, roots, start)

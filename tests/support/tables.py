@@ -78,6 +78,6 @@ async def whole(table: RowTable) -> np.ndarray:
 async def in_blocks(rig: TableRig, root: bytes, tensor: str = "table.items") -> np.ndarray:
     """What the version itself holds."""
     async with connect(rig.url, name="reader") as bus, HistoryFollower(bus, rig.model) as follower:
-        await follower.wait_for(lambda history: root in history.roots, Deadline.after(10))
+        await follower.wait_for(lambda history: root in history.roots, Deadline.after(30))
         reader = BlockReader(bus, rig.model, follower)
-        return (await reader.tensors(root, RequestContext.after(10), [tensor]))[tensor]
+        return (await reader.tensors(root, RequestContext.after(30), [tensor]))[tensor]

@@ -103,7 +103,7 @@ class Rig:
     others: list[DecodeWorker]
     """Further decode workers."""
 
-    async def until_idle(self, within_s: float = 10.0) -> None:
+    async def until_idle(self, within_s: float = 30.0) -> None:
         """The workers hold nothing for any request."""
         everyone: list[Worker[Any]] = [self.prefill, self.decode, *self.others]
         await until(lambda: not any(busy(worker) for worker in everyone), within_s)
@@ -190,14 +190,14 @@ async def rig(
         everyone = {router.id, *(id_ for _, id_, _ in made)}
         for worker in workers:
             await worker.fleet.wait_for(
-                lambda fleet: all(fleet.state(id_) == "live" for id_ in everyone), Deadline.after(10)
+                lambda fleet: all(fleet.state(id_) == "live" for id_ in everyone), Deadline.after(30)
             )
         yield Rig(router, workers[0], workers[1], source, new_bus, stack, killable.aclose, workers[2:])
 
 
 async def _all_loaded(versions: Versions, source: LocalSource) -> None:
     for root in source.root_of.values():
-        with await versions.pin(root, Deadline.after(20)):
+        with await versions.pin(root, Deadline.after(30)):
             pass
 
 

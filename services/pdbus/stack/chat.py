@@ -70,6 +70,7 @@ class Chat:
                 "temperature": self._temperature,
                 "max_tokens": self._max_tokens,
             },
+            _RETRY_FOR_S,
         )
         said: list[str] = []
         try:
@@ -82,7 +83,7 @@ class Chat:
                 self._messages = [*asked, {"role": "assistant", "content": "".join(said)}]
 
     def _retried(
-        self, method: str, path: str, body: dict[str, Any] | None, patience_s: float = _RETRY_FOR_S
+        self, method: str, path: str, body: dict[str, Any] | None, patience_s: float
     ) -> http.client.HTTPResponse:
         """Repeats what is retryable, until an answer begins, with one idempotency key."""
         give_up = time.monotonic() + patience_s

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from pdbus.bus.bus import Bus
 from pdbus.bus.events import EventRegistration
-from pdbus.bus.fleet_table import SUSPECT_AFTER_S, FleetTable, Liveness
+from pdbus.bus.fleet_table import FleetTable, Liveness
 from pdbus.context import Deadline
 from pdbus.errors import DeadlineExceeded
 from pdbus.messages.presence import Card
@@ -71,14 +71,15 @@ class Fleet:
         self._waiters: set[asyncio.Event] = set()
         self._registration: EventRegistration[Card] | None = None
         self._task: asyncio.Task[None] | None = None
+        self._ticked_at = time.monotonic()
 
     def live(self, service: str) -> tuple[Card, ...]:
         """Cards of the service's processes that were heard within the last second, by id."""
-        return self._table.live(service, time.monotonic())
+        return self._table.live(service, self._now())
 
     def state(self, id_: str) -> Liveness:
         """live; suspect after 1 s of silence; dead after 2 s, or if never seen."""
-        return self._table.state(id_, time.monotonic())
+        return self._table.state(id_, self._now())
 
     def card(self, id_: str) -> Card | None:
         """The last card, also of a process that is dead since not long ago."""
@@ -117,16 +118,21 @@ class Fleet:
         await cancelled(self._task)
 
     def _on_card(self, card: Card) -> None:
-        self._tell(self._table.see(card, time.monotonic()))
+        self._tell(self._table.see(card, self._now()))
 
     async def _run(self) -> None:
         while True:
-            before = time.monotonic()
+            self._ticked_at = time.monotonic()
             await asyncio.sleep(TICK_S)
-            late_s = time.monotonic() - before - TICK_S
-            if late_s > SUSPECT_AFTER_S:  # a little lateness is every busy machine's
+            late_s = time.monotonic() - self._ticked_at - TICK_S
+            if late_s > TICK_S:  # a little lateness is every busy machine's
                 self._table.stalled(late_s)
             self._tell(self._table.tick(time.monotonic()))
+
+    def _now(self) -> float:
+        """No further from the last tick than one that comes in time: else all would seem silent to a process that was
+        held up, until its next tick."""
+        return min(time.monotonic(), self._ticked_at + 2 * TICK_S)
 
     def _tell(self, changed: bool) -> None:
         for news in self._waiters:

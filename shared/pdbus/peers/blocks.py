@@ -72,10 +72,12 @@ class BlockFetcher:
         """Gives every wanted block to `sink` once, in any order. Raises DeadlineExceeded, saying what went wrong last;
         what `sink` raises ends it too."""
         left = _distinct(wanted)
-        pause_s = _FIRST_PAUSE_S
+        pause_s, told = _FIRST_PAUSE_S, ""
         while reason := await self._round(left, sink, ctx):
+            if not told or not ctx.deadline.passed:  # a round that the deadline cut off says no more than that
+                told = reason
             if ctx.deadline.remaining_s <= pause_s:
-                raise DeadlineExceeded(f"{len(left)} weight blocks could not be fetched in time: {reason}")
+                raise DeadlineExceeded(f"{len(left)} weight blocks could not be fetched in time: {told}")
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 

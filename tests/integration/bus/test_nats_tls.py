@@ -57,7 +57,7 @@ async def test_both_ends_show_certificates_and_large_messages_come_whole(tmp_pat
     async with _server(tmp_path, ca, *server) as url, connect(url, name="tls", access=access) as bus:
         async with await bus.serve(EMBED(model="m"), _echo):
             texts = tuple("x" * 1000 for _ in range(900))
-            reply = await bus.call(EMBED(model="m"), EmbedRequest(texts), RequestContext.after(10))
+            reply = await bus.call(EMBED(model="m"), EmbedRequest(texts), RequestContext.after(30))
             assert reply.dimensions == 900
         other = tmp_path / "other.pem"
         trustme.CA().cert_pem.write_to_path(str(other))

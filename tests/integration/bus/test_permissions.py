@@ -54,11 +54,11 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Secu
 
 async def js_api(bus: Bus, verb: str) -> None:
     assert isinstance(bus.transport, NatsTransport)
-    await bus.transport.client.request(f"$JS.API.{verb}", b"{}", timeout=5)
+    await bus.transport.client.request(f"$JS.API.{verb}", b"{}", timeout=30)
 
 
 def ctx() -> RequestContext:
-    return RequestContext.after(5)
+    return RequestContext.after(30)
 
 
 # ruff: noqa: SIM117 - connections, and below them what is done
@@ -70,7 +70,7 @@ async def test_nobody_without_a_key_comes_in(server: SecureNats, tmp_path: Path)
     write_accounts(tmp_path)  # of another installation
     for access in (NatsAccess(), NatsAccess(seed=seed_path(tmp_path, "operator"))):
         with pytest.raises(Unauthorized):
-            async with connect(server.url, name="stranger", access=access, wait_s=5):
+            async with connect(server.url, name="stranger", access=access, wait_s=30):
                 pass
 
 
@@ -118,7 +118,7 @@ async def test_a_caller_that_leaves_is_noticed(server: SecureNats, caplog: pytes
         async with await router.serve(INFER(model="m"), endless):
             async with client.stream(INFER(model="m"), InferRequest("completions", {}), ctx()) as replies:
                 await anext(aiter(replies))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await ended.wait()
     assert "NATS refused" not in caplog.text
 
@@ -216,7 +216,7 @@ async def test_the_work_queue_is_the_invalidators(server: SecureNats) -> None:
                     await js_api(bus, "CONSUMER.MSG.NEXT.PD_DELETES.invalidator-m")
                 continue
             await bus.logs.enqueue(DELETES(model="m"), due)
-            async with asyncio.timeout(5), contextlib.aclosing(bus.logs.work(DELETES(model="m"))) as jobs:
+            async with asyncio.timeout(30), contextlib.aclosing(bus.logs.work(DELETES(model="m"))) as jobs:
                 job = await anext(jobs)
                 assert job.message == due
                 await job.done()
@@ -227,7 +227,7 @@ async def test_jobs_their_results_and_files_are_the_routers(server: SecureNats) 
     to, file = RESULTS(tenant="t", job="j"), FILES(tenant="t", file="f")
     async with server.bus("router") as bus:
         await bus.logs.enqueue(JOBS(model="m"), JobWork(spec, b"{}"))
-        async with asyncio.timeout(5), contextlib.aclosing(bus.logs.work(JOBS(model="m"))) as jobs:
+        async with asyncio.timeout(30), contextlib.aclosing(bus.logs.work(JOBS(model="m"))) as jobs:
             job = await anext(jobs)
             assert (job.message.spec, job.deliveries) == (spec, 1)
             await bus.logs.append(to, JobEntry("completed", spec, 0.0), expected_seq=0)
@@ -254,7 +254,7 @@ async def test_a_service_that_may_not_make_streams_waits_until_they_are_there(tm
             with pytest.raises(NotFound):
                 await decode.logs.state(CHANGELOG(model="m"))
             await param_server.logs.ensure()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await waiting
 
 

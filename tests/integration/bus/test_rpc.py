@@ -33,7 +33,7 @@ ASK = Resend("r", 0, 1, 0)
 ASK_STREAM = InferRequest("completions", {})
 
 
-def soon(seconds: float = 5.0) -> RequestContext:
+def soon(seconds: float = 30.0) -> RequestContext:
     return RequestContext.after(seconds)
 
 
@@ -47,7 +47,7 @@ async def test_a_call_brings_the_reply_and_the_context(bus_pair: BusPair, unique
 
     to = DECODE_RESEND(worker=unique("d.ö *"))
     await bus_pair.server.serve(to, handler)
-    ctx = RequestContext(Deadline.after(5), request_id="id-1", tenant="Ä b\r\nc")
+    ctx = RequestContext(Deadline.after(30), request_id="id-1", tenant="Ä b\r\nc")
     assert await bus_pair.client.call(to, Resend("r", 2, 3, 4), ctx) == ResendReply("running")
     assert (seen[0].request_id, seen[0].tenant) == ("id-1", "Ä b\r\nc")
     assert 0 < seen[0].deadline.remaining_s <= ctx.deadline.remaining_s + 0.01
@@ -80,28 +80,30 @@ async def test_a_bug_in_a_handler_is_told_without_its_text(bus_pair: BusPair, un
 async def test_nobody_there_is_known_at_once(bus_pair: BusPair, unique: Unique) -> None:
     started = asyncio.get_running_loop().time()
     with pytest.raises(Unavailable):
-        await bus_pair.client.call(DECODE_RESEND(worker=unique("d")), ASK, soon(30))
+        await bus_pair.client.call(DECODE_RESEND(worker=unique("d")), ASK, soon(300))
     with pytest.raises(Unavailable):
-        async with bus_pair.client.stream(INFER(model=unique("m")), ASK_STREAM, soon(30)) as replies:
+        async with bus_pair.client.stream(INFER(model=unique("m")), ASK_STREAM, soon(300)) as replies:
             await anext(replies)
-    assert asyncio.get_running_loop().time() - started < 2
+    assert asyncio.get_running_loop().time() - started < 30
 
 
 async def test_a_deadline_ends_both_sides(bus_pair: BusPair, unique: Unique) -> None:
-    ended = asyncio.Event()
+    begun, ended = asyncio.Event(), asyncio.Event()
 
     async def handler(message: Resend, ctx: RequestContext) -> ResendReply:
+        begun.set()
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         finally:
             ended.set()
         return ResendReply("running")
 
     to = DECODE_RESEND(worker=unique("d"))
     await bus_pair.server.serve(to, handler)
-    with pytest.raises(DeadlineExceeded):
-        await bus_pair.client.call(to, ASK, soon(0.2))
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
+        while not begun.is_set():  # a busy machine may take all of the deadline to bring it there
+            with pytest.raises(DeadlineExceeded):
+                await bus_pair.client.call(to, ASK, soon(0.2))
         await ended.wait()
 
 
@@ -237,7 +239,7 @@ async def test_a_caller_that_leaves_closes_the_generator(bus_pair: BusPair, uniq
     async def handler(message: InferRequest, ctx: RequestContext) -> AsyncIterator[InferReply]:
         try:
             yield InferReply({})
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         finally:
             closed.set()
 
@@ -245,9 +247,9 @@ async def test_a_caller_that_leaves_closes_the_generator(bus_pair: BusPair, uniq
     registration = await bus_pair.server.serve(to, handler)
     async with bus_pair.client.stream(to, ASK_STREAM, soon(60)) as replies:
         await anext(replies)
-    async with asyncio.timeout(0.5):
+    async with asyncio.timeout(30):
         await closed.wait()
-    await registration.drain(Deadline.after(1))
+    await registration.drain(Deadline.after(30))
     assert registration.running == 0
 
 
@@ -259,7 +261,7 @@ async def test_a_caller_whose_process_died_closes_the_generator(
 
     async def handler(message: InferRequest, ctx: RequestContext) -> AsyncIterator[InferReply]:
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
             yield InferReply({})
         finally:
             closed.set()
@@ -268,7 +270,7 @@ async def test_a_caller_whose_process_died_closes_the_generator(
     await bus_pair.server.serve(to, handler)
     # An inbox to which nobody subscribes is all that a dead process leaves.
     bus_pair.client.transport.send(to.name, encode(ASK_STREAM), reply="_INBOX.dead.1")
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         await closed.wait()
 
 
@@ -321,7 +323,7 @@ async def test_a_reader_far_behind_loses_its_stream_only(
     async with bus_pair.client.stream(to, ASK_STREAM, soon()) as replies:
         await bus_pair.client.transport.barrier()  # the request is at the broker
         await bus_pair.server.transport.barrier()  # and here
-        await registration.drain(Deadline.after(5))
+        await registration.drain(Deadline.after(30))
         await bus_pair.server.transport.barrier()  # all frames are at the broker
         await bus_pair.client.transport.barrier()  # and here
         with pytest.raises(Overloaded):
@@ -360,7 +362,7 @@ async def test_draining_finishes_what_runs(bus_pair: BusPair, unique: Unique) ->
     registration = await bus_pair.server.serve(to, handler)
     call = asyncio.create_task(bus_pair.client.call(to, ASK, soon(60)))
     await running.wait()
-    drain = asyncio.create_task(registration.drain(Deadline.after(5)))
+    drain = asyncio.create_task(registration.drain(Deadline.after(30)))
     with pytest.raises(Unavailable):
         await ask_until_refused(bus_pair, to)
     release.set()
@@ -381,7 +383,7 @@ async def raw_request(pair: BusPair, subject: str, data: bytes, headers: dict[st
     inbox = f"_INBOX.{id(reply)}"
     subscription = await pair.client.transport.subscribe(inbox, reply.set_result)
     pair.client.transport.send(subject, data, reply=inbox, headers=headers)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         raw = await reply
     await subscription.close()
     assert raw.headers != CALLER_GONE

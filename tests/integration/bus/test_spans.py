@@ -45,7 +45,7 @@ async def test_a_call_is_one_trace(bus_pair: BusPair, unique: Unique, spans: InM
 
     to = DECODE_RESEND(worker=unique("d"))
     registration = await bus_pair.server.serve(to, handler)
-    ctx = RequestContext.after(5)
+    ctx = RequestContext.after(30)
     with pytest.raises(StaleAttempt):
         await bus_pair.client.call(to, Resend("r", 0, 1, 0), ctx)
     await registration.close()
@@ -72,7 +72,7 @@ async def test_a_stream_is_one_span_on_each_side(
 
     to = INFER(model=unique("m"))
     registration = await bus_pair.server.serve(to, handler)
-    async with bus_pair.client.stream(to, InferRequest("completions", {}), RequestContext.after(5)) as replies:
+    async with bus_pair.client.stream(to, InferRequest("completions", {}), RequestContext.after(30)) as replies:
         assert len([reply async for reply in replies]) == 10
     await registration.close()
     assert len(spans.get_finished_spans()) == 2

@@ -51,7 +51,7 @@ async def node(nats_url: str, fleet: Fleet, name: str, folder: Path) -> AsyncIte
 
 
 def ctx() -> RequestContext:
-    return RequestContext.after(10.0)
+    return RequestContext.after(30.0)
 
 
 async def store(bus: Bus, service: CacheService, root: bytes) -> None:
@@ -61,7 +61,7 @@ async def store(bus: Bus, service: CacheService, root: bytes) -> None:
     await until(lambda: root in service.store)
     assert await serves(bus, service, root)
     assert service.disk
-    await service.disk.drain(Deadline.after(10.0))
+    await service.disk.drain(Deadline.after(30.0))
     assert service.disk.disk.peek(root)
 
 

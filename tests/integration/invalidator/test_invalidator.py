@@ -74,13 +74,13 @@ class World:
     async def put(self, number: int) -> bool:
         root = self.roots[number]
         put = CachePut("result", root, root, "t", b"m", 60_000, 5)
-        return await CacheNode(self.bus, self.node.settings.id).put(put, b"value", RequestContext.after(5.0))
+        return await CacheNode(self.bus, self.node.settings.id).put(put, b"value", RequestContext.after(30.0))
 
     async def holds(self, number: int) -> bool:
         root = self.roots[number]
         wanted = CacheGet("result", (root,), root)
         node = CacheNode(self.bus, self.node.settings.id)
-        return await node.get(wanted, [b"m"], RequestContext.after(5.0)) == [b"value"]
+        return await node.get(wanted, [b"m"], RequestContext.after(30.0)) == [b"value"]
 
     async def node_in_step(self) -> None:
         last = await self.bus.logs.last_seq(INVALIDATED())
@@ -98,7 +98,7 @@ async def world(nats_url: str, unique: Callable[[str], str]) -> AsyncIterator[Wo
         living(CacheService(settings, node_bus)) as node,
     ):
         await fleet.wait_for(
-            lambda fleet: (card := fleet.card(name)) is not None and card.state == "ready", Deadline.after(10.0)
+            lambda fleet: (card := fleet.card(name)) is not None and card.state == "ready", Deadline.after(30.0)
         )
         world = World(bus, node, model)
         following = asyncio.create_task(world.follow())
@@ -234,7 +234,7 @@ async def test_kill_9_loses_no_delete(
             await world.put(0)
     finally:
         second.terminate()
-        assert await asyncio.wait_for(second.wait(), 20.0) == 0
+        assert await asyncio.wait_for(second.wait(), 30.0) == 0
 
 
 async def start(nats_url: str, world: World, name: str) -> Process:

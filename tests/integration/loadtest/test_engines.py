@@ -56,6 +56,8 @@ async def test_one_that_is_not_installed_is_told_in_one_line(tiny: Path, tmp_pat
         await prepare(sys.executable, "CTranslate2 int8", sources(tiny, tmp_path))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # two stacks, and a peer
 def test_engine_compares_us_with_a_peer(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "engine.json"
     arguments = ["engine", "--peers", "--only", "pdbus fp32", "transformers", "--columns", "decode@32", "--rounds", "1"]

@@ -47,7 +47,7 @@ async def test_a_late_joiner_begins_with_the_newest_checkpoint(
             for entry in entries:
                 await bus.logs.append(to, entry)
                 for follower in (full, other):
-                    await follower.caught_up(Deadline.after(10))
+                    await follower.caught_up(Deadline.after(30))
                 await asyncio.gather(*(server.look() for server in servers))
 
         await goes_on(commit(A, None), LogEntry(ref=Ref("stable", A, "ann")), commit(B, A))
@@ -58,11 +58,11 @@ async def test_a_late_joiner_begins_with_the_newest_checkpoint(
         assert first.entry == checkpoint_of(full.history, full.born)
         await goes_on(LogEntry(ref=Ref("stable", B, "ann")), LogEntry(forget=Forget((A,), "bob")), commit(C, B))
         async with connect(nats_url, name="late") as late_bus, HistoryFollower(late_bus, model) as late:
-            await late.caught_up(Deadline.after(10))
+            await late.caught_up(Deadline.after(30))
             assert (late.seq, late.history.entries) == (full.seq, 8)
             assert checkpoint_of(late.history, late.born) == checkpoint_of(full.history, full.born)
             await goes_on(*(LogEntry(abort=Abort(f"t{number}", "late")) for number in range(8)))
-            await late.caught_up(Deadline.after(10))
+            await late.caught_up(Deadline.after(30))
             assert checkpoint_of(late.history, late.born) == checkpoint_of(full.history, full.born)
         assert (await bus.logs.counts(kept))[kept.name] == 2
         newest = await bus.logs.last(kept)
@@ -84,11 +84,11 @@ async def test_a_checkpoint_of_a_log_that_was_lost_is_not_used(bus: Bus, unique:
     model = unique("checkpoints")
     async with HistoryFollower(bus, model) as follower:
         await bus.logs.append(CHANGELOG(model=model), commit(A, None))
-        await follower.caught_up(Deadline.after(10))
+        await follower.caught_up(Deadline.after(30))
         stale = checkpoint_of(follower.history, "the day before yesterday")
     await bus.logs.append(CHECKPOINTS(model=model), stale)
     await bus.logs.append(CHANGELOG(model=model), commit(B, A))
     async with HistoryFollower(bus, model) as follower:
-        await follower.caught_up(Deadline.after(10))
+        await follower.caught_up(Deadline.after(30))
         assert list(follower.history.roots) == [A, B]
         assert follower.history.entries == 2

@@ -66,8 +66,8 @@ async def test_each_precision_is_a_version_that_tells_what_it_was_made_of(
     assert (commit.source, commit.precision) == (root, "int8")
 
     async with connect(servers.url, name="reader") as bus, HistoryFollower(bus, servers.model) as follower:
-        await follower.caught_up(Deadline.after(5))
-        reader, ctx = BlockReader(bus, servers.model, follower), RequestContext.after(20)
+        await follower.caught_up(Deadline.after(30))
+        reader, ctx = BlockReader(bus, servers.model, follower), RequestContext.after(30)
         fp32 = await reader.tensors(root, ctx)
         for precision, version in made.items():
             read = await reader.tensors(version, ctx)
@@ -104,7 +104,7 @@ async def test_a_line_is_followed_by_whichever_server_lives_and_back_again(
     await weights.rollback(now=True)
     history = await weights.history()
     async with connect(servers.url, name="observer") as bus, HistoryFollower(bus, servers.model) as follower:
-        await follower.wait_for(lambda history: history.head("stable-int8") == made, Deadline.after(15))
+        await follower.wait_for(lambda history: history.head("stable-int8") == made, Deadline.after(30))
     commits = [version for version in history.roots.values() if version.commit and version.commit.source]
     assert {version.root for version in commits} == {made, next_made}
 

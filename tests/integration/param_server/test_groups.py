@@ -38,18 +38,18 @@ async def test_a_process_holds_the_models_that_it_is_told_to_and_a_group_of_its_
         fleet = await life.enter_async_context(Fleet(bus))
         shared = await life.enter_async_context(ParamServers(settings, bus))
         own = settings_of(settings, hot).id
-        await fleet.wait_for(lambda fleet: fleet.state(own) == "live", Deadline.after(5))
+        await fleet.wait_for(lambda fleet: fleet.state(own) == "live", Deadline.after(30))
         card = fleet.card(own)
         assert card
         assert (card.model, settings_of(settings, cold)) == (hot, settings)
         assert not shared.failed.is_set()
         for model, members in ((hot, {f"{hot}-first", own}), (cold, {f"{cold}-first", settings.id})):
             follower = await life.enter_async_context(HistoryFollower(bus, model))
-            await follower.caught_up(Deadline.after(5))
+            await follower.caught_up(Deadline.after(30))
             assert set(follower.history.members) == members
             root = follower.history.head("stable")
             assert root
-            found = await BlockReader(bus, model, follower).tensors(root, RequestContext.after(20))
+            found = await BlockReader(bus, model, follower).tensors(root, RequestContext.after(30))
             expected = dict(open_checkpoint(checkpoints[model]).tensors())
             assert all(np.array_equal(found[name], expected[name]) for name in expected)
 

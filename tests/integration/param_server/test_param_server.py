@@ -68,18 +68,18 @@ class Stage:
             await self.running.pop(name).aclose()
 
     async def root(self) -> bytes:
-        await self.follower.caught_up(Deadline.after(5))
+        await self.follower.caught_up(Deadline.after(30))
         head = self.follower.history.head("stable")
         assert head
         return head
 
-    async def read(self, within_s: float = 20.0) -> dict[str, np.ndarray]:
+    async def read(self, within_s: float = 30.0) -> dict[str, np.ndarray]:
         """The newest version, by a reader that knows nothing yet."""
         reader = BlockReader(self.bus, self.model, self.follower)
         return await reader.tensors(await self.root(), RequestContext.after(within_s))
 
     async def commits(self) -> list[bytes]:
-        await self.follower.caught_up(Deadline.after(5))
+        await self.follower.caught_up(Deadline.after(30))
         return list(self.follower.history.roots)
 
 
@@ -109,7 +109,7 @@ async def test_a_checkpoint_becomes_a_commit_that_can_be_read_back(stage: Stage,
     assert service.card(Card("param_server", "a", "i", 1, "ready", stage.model)).roots == (root,)
     assert equals_checkpoint(await stage.read(), checkpoint)
     reader = BlockReader(stage.bus, stage.model, stage.follower)
-    assert await reader.meta(root, RequestContext.after(10)) == dict(open_checkpoint(checkpoint).meta)
+    assert await reader.meta(root, RequestContext.after(30)) == dict(open_checkpoint(checkpoint).meta)
 
 
 async def test_two_servers_of_one_checkpoint_make_one_commit(stage: Stage, checkpoint: Path) -> None:
@@ -207,14 +207,14 @@ async def test_blocks_that_went_bad_on_disk_are_never_served_and_are_repaired(
     pack.write_bytes(content)
     a = await stage.start("a", checkpoint if way == "the checkpoint" else None)
     from_a = BlockFetcher(stage.bus, lambda _: [WEIGHT_BLOCKS_OF(model=stage.model, server=a.settings.id)])
-    manifest = await fetch_manifest(from_a, await stage.root(), RequestContext.after(20))
+    manifest = await fetch_manifest(from_a, await stage.root(), RequestContext.after(30))
     wanted = [Wanted(block.digest, block.shard, block.size) for block in manifest.blocks()]
     got: list[bytes] = []
 
     async def take(digest: bytes, content: memoryview) -> None:
         got.append(digest)
 
-    await from_a.fetch(wanted, take, RequestContext.after(20))
+    await from_a.fetch(wanted, take, RequestContext.after(30))
     assert set(got) == {block.digest for block in manifest.blocks()}
 
 
@@ -226,14 +226,14 @@ async def test_three_servers_share_the_blocks(stage: Stage, checkpoint: Path) ->
     own = duties(ids[2], ids, ids)
     assert len(own) < SHARDS
     from_c = BlockFetcher(stage.bus, lambda _: [WEIGHT_BLOCKS_OF(model=stage.model, server=ids[2])])
-    manifest = await fetch_manifest(from_c, await stage.root(), RequestContext.after(20))
+    manifest = await fetch_manifest(from_c, await stage.root(), RequestContext.after(30))
     blocks = [block for block in manifest.blocks() if not block.tensor.startswith("@")]  # manifests are everywhere
     held = {block.digest for block in blocks if block.shard in own}
     async with stage.bus.bulk.receive() as incoming:
         digests = tuple({block.digest for block in blocks})
         request = BlocksRequest(digests, stage.bus.bulk.address, incoming.stream)
         reply = await stage.bus.call(
-            WEIGHT_BLOCKS_OF(model=stage.model, server=ids[2]), request, RequestContext.after(5)
+            WEIGHT_BLOCKS_OF(model=stage.model, server=ids[2]), request, RequestContext.after(30)
         )
     # c came last and took no more than its own.
     assert {digest for digest, size in zip(digests, reply.sizes, strict=True) if size >= 0} == held
@@ -260,7 +260,7 @@ async def test_the_ref_moves_only_once_a_worker_of_each_kind_has_the_version_rea
             await stage.follower.wait_for(lambda history: history.refs, Deadline.after(0.3))
         cards["decode"] = (root,)
         await decode.announce()
-        assert await stage.follower.wait_for(lambda history: history.refs, Deadline.after(5)) == {"stable": root}
+        assert await stage.follower.wait_for(lambda history: history.refs, Deadline.after(30)) == {"stable": root}
         moves = stage.follower.seq
         with pytest.raises(DeadlineExceeded):  # the other server has nothing to add
             await stage.follower.wait_for(lambda history: history.seq > moves, Deadline.after(0.3))
@@ -285,7 +285,7 @@ async def test_a_stopped_server_answers_nobody_and_holds_nothing(stage: Stage, c
     service = await stage.start("a", checkpoint)
     await stage.read()
     await service.stop_intake()
-    await service.drain(Deadline.after(5))
+    await service.drain(Deadline.after(30))
     assert service.load().running == service.load().streams == 0
     with pytest.raises(DeadlineExceeded, match="could not be fetched"):
         await stage.read(0.3)

@@ -44,7 +44,7 @@ class Servers:
     async def end(self, number: int, how: signal.Signals) -> int:
         child = self._children.pop(number)
         child.send_signal(how)
-        return await asyncio.wait_for(child.wait(), 15)
+        return await asyncio.wait_for(child.wait(), 30)
 
     async def aclose(self) -> None:
         for number in list(self._children):
@@ -73,7 +73,7 @@ async def test_a_killed_server_is_missed_by_nobody_and_repairs_itself(
                 )
 
             await fleet.wait_for(holds, Deadline.after(40))
-            await follower.caught_up(Deadline.after(5))
+            await follower.caught_up(Deadline.after(30))
             head = follower.history.head("stable")
             assert head
             return head
@@ -101,7 +101,7 @@ async def test_a_killed_server_is_missed_by_nobody_and_repairs_itself(
         reading = asyncio.create_task(read_on())
         await begun.wait()
         await servers.end(0, signal.SIGKILL)
-        await fleet.wait_for(lambda fleet: fleet.state(servers.id(0)) == "dead", Deadline.after(10))
+        await fleet.wait_for(lambda fleet: fleet.state(servers.id(0)) == "dead", Deadline.after(30))
 
         shutil.rmtree(servers.folder / "0")
         await servers.start(0)

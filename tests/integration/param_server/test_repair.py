@@ -47,10 +47,10 @@ async def test_a_new_server_joins_the_group_of_a_shard_only_when_it_holds_all_of
     _, follower, blocks = reader
     await servers.start("a", checkpoint)
     await servers.start("b")
-    await follower.wait_for(lambda history: history.head("stable"), Deadline.after(10))
+    await follower.wait_for(lambda history: history.head("stable"), Deadline.after(30))
     root = follower.history.head("stable")
     assert root
-    manifest = await blocks.manifest(root, RequestContext.after(20))
+    manifest = await blocks.manifest(root, RequestContext.after(30))
     joined: list[frozenset[int]] = []
     join = BlockServer.join
 
@@ -80,24 +80,24 @@ async def test_a_block_that_goes_bad_after_it_was_read_is_found_and_brought_from
     _, follower, blocks = reader
     a = await servers.start("a", checkpoint)
     await servers.start("b")
-    await follower.wait_for(lambda history: history.head("stable"), Deadline.after(10))
+    await follower.wait_for(lambda history: history.head("stable"), Deadline.after(30))
     root = follower.history.head("stable")
     assert root
-    expected = await blocks.tensors(root, RequestContext.after(20))
+    expected = await blocks.tensors(root, RequestContext.after(30))
     (pack,) = (servers.folder / "a").rglob("*.pack")
     content = bytearray(pack.read_bytes())
     content[100_000] ^= 1
     with pack.open("r+b") as file:  # the server has it mapped
         file.write(content)
     for _ in range(3):  # readers check what they get, and go to the other one
-        found = await blocks.tensors(root, RequestContext.after(20))
+        found = await blocks.tensors(root, RequestContext.after(30))
         assert all((found[name] == expected[name]).all() for name in expected)
     await a._upkeep.scrub(1 << 30)
     await a._upkeep.scrub(1 << 30)
     assert a._store.spoilt == 1
     assert await a._upkeep.round()
     await servers.stop("b")
-    found = await blocks.tensors(root, RequestContext.after(20))
+    found = await blocks.tensors(root, RequestContext.after(30))
     assert all((found[name] == expected[name]).all() for name in expected)
 
 
@@ -106,15 +106,15 @@ async def test_servers_tell_what_is_read_and_changed_most(
 ) -> None:
     bus, follower, blocks = reader
     a = await servers.start("a", checkpoint)
-    await follower.wait_for(lambda history: history.head("stable"), Deadline.after(10))
+    await follower.wait_for(lambda history: history.head("stable"), Deadline.after(30))
     root = follower.history.head("stable")
     assert root
     for _ in range(3):
-        await blocks.tensors(root, RequestContext.after(20), ["model.embed_tokens.weight"])
-    await blocks.tensors(root, RequestContext.after(20), ["model.norm.weight"])
+        await blocks.tensors(root, RequestContext.after(30), ["model.embed_tokens.weight"])
+    await blocks.tensors(root, RequestContext.after(30), ["model.norm.weight"])
     await a._upkeep.round()
     to = WEIGHTS_HEAT(model=servers.model, server=servers.id("a"))
-    reply = await bus.call(to, HeatWanted(3), RequestContext.after(5))
+    reply = await bus.call(to, HeatWanted(3), RequestContext.after(30))
     assert {block.tensor for block in reply.blocks} == {"model.embed_tokens.weight"}
     reads = {tensor.tensor: tensor.reads / tensor.blocks for tensor in reply.tensors}
     assert reads == pytest.approx({"model.embed_tokens.weight": 3, "model.norm.weight": 1}, rel=0.1)

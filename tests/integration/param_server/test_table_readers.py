@@ -50,7 +50,7 @@ async def jump(rig: TableRig) -> int:
 
 
 async def test_a_follower_s_rows_are_as_new_as_the_log(rig: TableRig, table: RowTable) -> None:
-    ctx = RequestContext.after(10)
+    ctx = RequestContext.after(30)
     async with (await rig.table()).follower(most_bytes=100 * 1024) as follower:
         ids = np.array([5, 1, 5])
         assert not (await follower.lookup(ids, ctx)).values.any()

@@ -119,7 +119,7 @@ async def test_a_server_that_was_away_catches_up_before_it_answers(rig: TableRig
     seq = await table.flush()
     assert await first_column(table, 1, 2, 3) == [1, 20, 31]  # the other one answers
     await rig.start("b")
-    ctx = RequestContext.after(20)
+    ctx = RequestContext.after(30)
     async with connect(rig.url, name="asks") as bus:
         while True:
             try:
@@ -193,7 +193,7 @@ async def test_a_table_is_dropped_by_a_version_without_it(rig: TableRig, table: 
 async def test_reads_say_how_far_they_are_and_refuse_what_they_can_not_serve(rig: TableRig, table: RowTable) -> None:
     await table.update(1, rows(1)[0])
     seq = await table.flush()
-    ctx = RequestContext.after(10)
+    ctx = RequestContext.after(30)
     async with connect(rig.url, name="asks") as bus:
 
         async def ask(name: str = "items", ids: object = (1,), at_least: int = 0):  # type: ignore[no-untyped-def]
@@ -226,8 +226,8 @@ async def test_what_is_no_table_and_who_computes_is_not_concerned(rig: TableRig,
     assert head
     assert tables(await weights.manifest(head)).keys() == {"items"}
     async with connect(rig.url, name="worker") as bus, HistoryFollower(bus, rig.model) as follower:
-        await follower.caught_up(Deadline.after(10))
-        loaded = await BlockReader(bus, rig.model, follower).tensors(head, RequestContext.after(10))
+        await follower.caught_up(Deadline.after(30))
+        loaded = await BlockReader(bus, rig.model, follower).tensors(head, RequestContext.after(30))
         assert not any(name.startswith("table.") for name in loaded)
     async with weights.begin() as change:
         with pytest.raises(InvalidRequest, match="update"):

@@ -156,19 +156,6 @@ async def test_an_update_that_is_left_leaves_nothing(rig: ParamServers, weights:
         assert len(server._store.packs) == packs - 1
 
 
-async def test_a_coordinator_that_dies_is_aborted_after_its_deadline(rig: ParamServers, weights: Weights) -> None:
-    async with connect(rig.url, name="dying") as bus:
-        dying = Weights(bus, rig.model)
-        context = dying.begin(timeout_s=3.0)
-        update = await context.__aenter__()
-        await update.stage_elements(NORM, [0], [5.0])
-        await update._stager.settle()
-        await dying.close()  # and nothing more is heard of it
-    assert any(list(server._staging.transactions) for server in rig.running.values())
-    for server in rig.running.values():
-        await until(lambda server=server: not list(server._staging.transactions), within_s=15.0)
-
-
 async def test_a_transaction_outlives_a_restart_of_its_server(rig: ParamServers, weights: Weights) -> None:
     async with weights.begin() as update:
         await update.stage_elements(NORM, [0], [5.0])
@@ -191,7 +178,7 @@ async def test_with_one_of_two_servers_gone_the_update_goes_to_the_other_and_is_
         await update.stage_elements(NORM, [0], [5.0])
         done = await update.commit()
     await rig.start("b")
-    await until(lambda: done.root in rig.running["b"]._upkeep.roots, within_s=15.0)
+    await until(lambda: done.root in rig.running["b"]._upkeep.roots, within_s=30.0)
     await rig.stop("a")
     assert (await tensors(rig, done.root))[NORM][0] == 5.0
 
@@ -227,7 +214,7 @@ async def test_a_rollback_and_forgetting(rig: ParamServers, weights: Weights) ->
     with pytest.raises(NotFound):
         await weights.resolve(second.hex())
     for server in rig.running.values():
-        await until(lambda server=server: second not in server._store, within_s=15.0)
+        await until(lambda server=server: second not in server._store, within_s=30.0)
 
 
 @pytest.mark.parametrize("durable", [True, False])

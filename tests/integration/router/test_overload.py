@@ -129,7 +129,7 @@ async def test_a_refusal_comes_before_the_tokenizer_and_before_the_body(monkeypa
         tasks = [ask() for _ in range(40)]
         outcomes = await asyncio.gather(*tasks)
         answered = sum(status == 200 for status, _, _ in outcomes)
-        assert sum(status == 429 for status, _, _ in outcomes) == 40 - answered > 30
+        assert sum(status == 429 for status, _, _ in outcomes) == 40 - answered > 20  # 34, where all come at once
         assert len(calls) == answered
 
 

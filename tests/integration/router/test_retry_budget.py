@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 from pdbus.bus.bus import connect as connect_bus
@@ -28,7 +29,9 @@ async def test_an_overloaded_router_is_not_asked_many_times_as_much(nats_url: st
 
     async with connect_bus(nats_url, name="router") as bus, connect(nats_url, "m", timeout_s=TIMEOUT_S) as client:
         served = await bus.serve(INFER(model="m"), refuse, limit=REQUESTS)
+        begun = time.monotonic()
         answers = await asyncio.gather(*(client.complete("x") for _ in range(REQUESTS)), return_exceptions=True)
+        took_s = time.monotonic() - begun  # more than the deadline on a busy machine
         await served.close()
     assert all(isinstance(answer, Overloaded | DeadlineExceeded) for answer in answers)
-    assert REQUESTS < asked <= REQUESTS * (1 + SHARE) + AT_ONCE + PER_S * TIMEOUT_S + 1
+    assert REQUESTS < asked <= REQUESTS * (1 + SHARE) + AT_ONCE + PER_S * took_s + 1

@@ -31,11 +31,11 @@ async def another_router(r: Rig, id: str) -> AsyncIterator[Router]:
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(memory_bus(r.broker))
         fleet = await stack.enter_async_context(Fleet(bus))
-        await fleet.wait_for(lambda f: len(f.live("prefill")) + len(f.live("decode")) == 2, Deadline.after(5))
+        await fleet.wait_for(lambda f: len(f.live("prefill")) + len(f.live("decode")) == 2, Deadline.after(30))
         settings = RouterSettings(id=id, model=MODEL, http_port=0)
         life = router(settings, bus, fleet, r.versions, r.versions, r.ring, DictEntries())
         made = await stack.enter_async_context(life)
-        await made.frontend.models.get(r.roots[0], Deadline.after(5))
+        await made.frontend.models.get(r.roots[0], Deadline.after(30))
         yield made
 
 
@@ -68,7 +68,7 @@ async def test_no_request_fails_and_no_stream_breaks():
     async with rig(local_tokens=0) as r, memory_bus(r.broker) as own:
         for worker in r.workers:
             worker.behaviour.step_s = STEP_S
-        client, prompts, ended = Client(own, MODEL, timeout_s=20), count(), asyncio.Event()
+        client, prompts, ended = Client(own, MODEL, timeout_s=60), count(), asyncio.Event()
         routers, answered = [r.router], 0
 
         async def ask_on(*, bus: bool) -> None:
@@ -96,7 +96,7 @@ async def test_a_stream_on_the_bus_is_handed_over_where_it_takes_longer_than_the
     async with rig() as r, memory_bus(r.broker) as own:
         for worker in r.workers:
             worker.behaviour.step_s = STEP_S
-        client, got = Client(own, MODEL, timeout_s=20), []
+        client, got = Client(own, MODEL, timeout_s=60), []
         async with another_router(r, "r-1") as other:
             await other.infer.stop()  # so that the request goes to the one that leaves
             async with client.complete_stream("long", max_tokens=TOKENS, temperature=0) as chunks:

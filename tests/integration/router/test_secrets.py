@@ -70,9 +70,9 @@ async def test_nothing_secret_is_told(
         assert await post("/v1/completions", completion(prompt=[PROMPT, 5])) == 400
         assert await post("/v1/completions", b'{"prompt": "' + PROMPT.encode() + b'"') == 400
         assert await post("/v1/embeddings", {"model": MODEL, "input": PROMPT}) >= 400
-        client = Client(r.bus, MODEL, timeout_s=5, api_key=key)
+        client = Client(r.bus, MODEL, timeout_s=30, api_key=key)
         await client.complete(PROMPT, max_tokens=3)
-        ctx = RequestContext(Deadline.after(5), api_key=key)
+        ctx = RequestContext(Deadline.after(30), api_key=key)
         for body in (completion(prompt=[PROMPT, 5]), completion(prompt=PROMPT, n=99)):
             with pytest.raises(PdbusError) as refused:
                 async with r.bus.stream(INFER(model=MODEL), InferRequest("completions", body), ctx) as replies:

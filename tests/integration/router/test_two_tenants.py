@@ -91,7 +91,7 @@ async def test_a_stranger_s_body_is_not_even_read(t: Tenants) -> None:
             yield b"x" * 1000
             await asyncio.sleep(0.01)
 
-    async with asyncio.timeout(5), t.http.post(f"{t.r.url}/v1/completions", data=endless()) as got:
+    async with asyncio.timeout(30), t.http.post(f"{t.r.url}/v1/completions", data=endless()) as got:
         assert got.status == 401
 
 
@@ -184,23 +184,23 @@ async def test_a_tenant_that_is_only_claimed_is_not_believed(t: Tenants) -> None
         status, _, _ = await t.post(None, prompt=PREFIX, headers=headers)
         assert status == 401
     body = completion(prompt=PREFIX)
-    for claimed in (RequestContext(Deadline.after(5), tenant="a"), RequestContext(Deadline.after(5), api_key="a")):
+    for claimed in (RequestContext(Deadline.after(30), tenant="a"), RequestContext(Deadline.after(30), api_key="a")):
         with pytest.raises(Unauthorized):
             async with t.r.bus.stream(INFER(model=MODEL), InferRequest("completions", body), claimed) as replies:
                 await anext(aiter(replies))
     before = len(t.r.prefills[0].tickets)
-    ctx = RequestContext(Deadline.after(5), tenant="a", api_key=t.b)
+    ctx = RequestContext(Deadline.after(30), tenant="a", api_key=t.b)
     async with t.r.bus.stream(INFER(model=MODEL), InferRequest("completions", body | {"prompt": "x"}), ctx) as replies:
         await anext(aiter(replies))
     assert t.r.prefills[0].tickets[before].tenant == "b"
 
 
 async def test_the_python_client_shows_its_key(t: Tenants) -> None:
-    client = Client(t.r.bus, MODEL, timeout_s=5, api_key=t.b)
+    client = Client(t.r.bus, MODEL, timeout_s=30, api_key=t.b)
     assert (await client.complete("hello", max_tokens=3))["choices"]
     assert t.r.prefills[0].tickets[-1].tenant == "b"
     with pytest.raises(Unauthorized):
-        await Client(t.r.bus, MODEL, timeout_s=5).complete("hello", max_tokens=3)
+        await Client(t.r.bus, MODEL, timeout_s=30).complete("hello", max_tokens=3)
 
 
 async def test_one_tenant_s_quota_is_used_up_by_it_alone(t: Tenants, tmp_path: Path) -> None:
@@ -211,11 +211,11 @@ async def test_one_tenant_s_quota_is_used_up_by_it_alone(t: Tenants, tmp_path: P
             await own.ask(greedy, prompt=str(number))
         status, answer, headers = await own.post(greedy, prompt="3")
         assert (status, answer["error"]["code"]) == (429, "overloaded")
-        assert 29 <= int(headers["Retry-After"]) <= 31
+        assert 15 <= int(headers["Retry-After"]) <= 31  # less what has passed since the first
         assert headers["x-should-retry"] == "true"
         await own.ask(t.b, prompt="3")
         await own.ask(t.a, prompt="3")  # another key of the same tenant has its own
-        ctx = RequestContext(Deadline.after(5), api_key=greedy)
+        ctx = RequestContext(Deadline.after(30), api_key=greedy)
         with pytest.raises(Overloaded):
             async with r.bus.stream(INFER(model=MODEL), InferRequest("completions", completion()), ctx) as replies:
                 await anext(aiter(replies))
@@ -229,7 +229,7 @@ async def test_tokens_count_whether_read_or_written(t: Tenants) -> None:
         used = answer["usage"]["total_tokens"]
         status, _, headers = await own.post(key, prompt="x")
         assert status == 429
-        assert abs(int(headers["Retry-After"]) - (used - 60 + 1)) <= 2
+        assert used - 60 - 10 <= int(headers["Retry-After"]) <= used - 60 + 3  # less what has passed since the first
 
 
 def test_the_same_session_of_two_tenants_is_two() -> None:
@@ -245,7 +245,7 @@ async def test_jobs_batches_and_files_of_another_are_not_there(
     async with rig(nats_url=nats_url, model=model, keys_file=t.file) as r:
         mine, other = (openai.AsyncOpenAI(base_url=f"{r.url}/v1", api_key=key, max_retries=0) for key in (t.a, t.b))
         ask = {"prompt": "SECRET", "max_tokens": 4, "temperature": 1}
-        own, strange = (Client(r.bus, model, timeout_s=10, api_key=key) for key in (t.a, t.b))
+        own, strange = (Client(r.bus, model, timeout_s=30, api_key=key) for key in (t.a, t.b))
         job = await own.jobs.submit("completions", ask, idempotency_key="same")
         for reach in (strange.jobs.state, strange.jobs.cancel, strange.jobs.result):
             with pytest.raises(NotFound):
@@ -254,18 +254,18 @@ async def test_jobs_batches_and_files_of_another_are_not_there(
             async for _ in strange.jobs.progress(job.id):
                 pass
         with pytest.raises(Unauthorized):
-            await Client(r.bus, model, timeout_s=5).jobs.state(job.id)
+            await Client(r.bus, model, timeout_s=30).jobs.state(job.id)
         theirs = await strange.jobs.submit("completions", ask | {"prompt": "x"}, idempotency_key="same")
         assert theirs.id != job.id
-        assert (await own.jobs.result(job.id, wait_s=10))["choices"][0]["text"]
-        await strange.jobs.result(theirs.id, wait_s=10)
+        assert (await own.jobs.result(job.id, wait_s=30))["choices"][0]["text"]
+        await strange.jobs.result(theirs.id, wait_s=30)
         async with mine, other:
             body = {"model": model, **ask}
             line = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body}
             file = await mine.files.create(file=("in.jsonl", json.dumps(line).encode()), purpose="batch")
             new: dict[str, Any] = {"endpoint": "/v1/completions", "completion_window": "24h"}
             batch = await mine.batches.create(input_file_id=file.id, **new)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while batch.output_file_id is None:
                     await asyncio.sleep(0.05)  # as callers do: nothing tells them
                     batch = await mine.batches.retrieve(batch.id)

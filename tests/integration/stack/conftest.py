@@ -18,12 +18,12 @@ import pytest
 PATIENCE_S = 40.0
 
 
-def wait_until(condition: Callable[[], Any], what: str, within_s: float = PATIENCE_S) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, within_s: float = PATIENCE_S, every_s: float = 0.02) -> Any:
     """The first true result of `condition()`."""
     give_up = time.monotonic() + within_s
     while not (found := condition()):
         assert time.monotonic() < give_up, f"not within {within_s} s: {what}"
-        time.sleep(0.02)
+        time.sleep(every_s)
     return found
 
 
@@ -50,7 +50,7 @@ class ToyStack:
     def wait_ready(self) -> None:
         def ready() -> bool:
             assert self.process.poll() is None, self.text
-            return bool(self.run.get("ready"))
+            return bool(self.run.get("ready")) and self.run["launcher"] == self.process.pid  # not of a former life
 
         wait_until(ready, "the stack is ready")
 
@@ -63,13 +63,14 @@ def toy_stack(tmp_path: Path) -> Iterator[Callable[..., ToyStack]]:
     """Starts toy stacks; whatever of them is left is killed at the end."""
     started: list[ToyStack] = []
 
-    def start(*toys: str, data: Path = tmp_path / "data") -> ToyStack:
+    def start(*toys: str, **settings: str) -> ToyStack:
+        data = tmp_path / "data"
         output = tmp_path / f"up-{len(started)}.txt"
         with output.open("wb") as sink:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.toy_stack", str(data), *toys],
                 stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
-                env={**os.environ, "NATS_URL": ""},
+                env={**os.environ, "NATS_URL": "", **settings},
             )  # fmt: skip
         started.append(ToyStack(process, data, output))
         return started[-1]

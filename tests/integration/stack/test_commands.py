@@ -55,7 +55,7 @@ async def target(bus: Bus, nats_url: str, unique: Callable[[str], str]) -> Targe
 
 async def _history(bus: Bus, model: str) -> HistoryFollower:
     async with HistoryFollower(bus, model) as follower:
-        await follower.caught_up(Deadline.after(10))
+        await follower.caught_up(Deadline.after(30))
         return follower
 
 

@@ -42,15 +42,15 @@ async def test_a_process_tells_what_it_holds_and_what_it_keeps(nats_url: str, un
         service = Holding(Settings(id=id), bus)
         asked: To[HoldingsWanted, Holdings] = DEBUG(service="holding", id=id)
         async with await serve_holdings(service):
-            told = await other.call(asked, HoldingsWanted(), RequestContext.after(5))
+            told = await other.call(asked, HoldingsWanted(), RequestContext.after(30))
             assert (told.id, told.incarnation) == (id, bus.incarnation)
             assert told.leaked == {}, "to be asked is no work in hand"
             assert told.kept["entries"] == 7
             assert min(told.kept[name] for name in ("tasks", "threads", "files", "rss_bytes")) > 0
 
             service.pages = 3
-            async with bus.bulk.receive(Deadline.after(5)):
-                told = await other.call(asked, HoldingsWanted(), RequestContext.after(5))
+            async with bus.bulk.receive(Deadline.after(30)):
+                told = await other.call(asked, HoldingsWanted(), RequestContext.after(30))
             assert told.leaked == {"pages": 3, "bulk_streams": 1}
 
 

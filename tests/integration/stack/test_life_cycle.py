@@ -76,17 +76,17 @@ async def test_whoever_may_ask_for_it_by_the_bus_ends_it_likewise(toy: Callable[
     running = toy("slow_drain", PDBUS_DRAIN_S="0.5")
     await asyncio.to_thread(running.steps, "card ready")
     async with connect(nats_url, name="test") as bus, Fleet(bus) as fleet:
-        await fleet.wait_for(lambda fleet: any(card.service == "toy" for card in fleet.live("toy")), Deadline.after(5))
+        await fleet.wait_for(lambda fleet: any(card.service == "toy" for card in fleet.live("toy")), Deadline.after(30))
         (card,) = [card for card in fleet.live("toy") if card.state == "ready"]
         to = DRAIN(service="toy", id=card.id)
         with pytest.raises(Conflict):  # who asks again must not hit the next life of that process
-            await bus.call(to, Drain("a former life"), RequestContext.after(5))
+            await bus.call(to, Drain("a former life"), RequestContext.after(30))
         for _ in range(3):  # told again it goes on; a second signal would cut it short
-            told = await bus.call(to, Drain(card.incarnation), RequestContext.after(5))
+            told = await bus.call(to, Drain(card.incarnation), RequestContext.after(30))
             assert told.moved == 0
         assert (await asyncio.to_thread(running.rest))[-2:] == ["drain", "close"]
         with pytest.raises(Unavailable):
-            await bus.call(to, Drain(card.incarnation), RequestContext.after(5))
+            await bus.call(to, Drain(card.incarnation), RequestContext.after(30))
     assert running.process.returncode == 0
 
 

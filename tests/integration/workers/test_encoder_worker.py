@@ -132,7 +132,7 @@ async def test_draining_finishes_what_it_has_and_takes_nothing_new(asked: Asked)
     await asked.worker.stop_intake()
     with pytest.raises(Unavailable):
         await asked.embed((5, 6))
-    await asked.worker.drain(Deadline.after(10))
+    await asked.worker.drain(Deadline.after(30))
     assert len((await running).vectors) == MOST_TEXTS
 
 

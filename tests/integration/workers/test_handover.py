@@ -91,7 +91,7 @@ def final_of_another_root(hand: Hand) -> None:
 
 def no_final(hand: Hand) -> None:
     async def send() -> None:
-        async with hand.workers.router.bus.bulk.send(hand.subject, Deadline.after(5)) as out:
+        async with hand.workers.router.bus.bulk.send(hand.subject, Deadline.after(30)) as out:
             await out.item(hand.heads[0], hand.bodies[0])
 
     hand.send = send  # type: ignore[method-assign]
@@ -154,7 +154,7 @@ async def test_a_second_sender_can_not_write_into_a_lease(workers: Rig, model: M
     hand, forged = Hand(workers, ticket, model), Hand(workers, ticket, model)
     forged.bodies = [bytes(len(body)) for body in forged.bodies]
     await reserve(workers, reserve_of(workers, ticket))
-    async with workers.router.bus.bulk.send(hand.subject, Deadline.after(5)) as out:
+    async with workers.router.bus.bulk.send(hand.subject, Deadline.after(30)) as out:
         await out.item(hand.heads[0], hand.bodies[0])
         assert isinstance(await refused(forged.send()), Conflict)
         await out.item(hand.heads[1], hand.bodies[1])

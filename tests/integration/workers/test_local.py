@@ -198,7 +198,7 @@ async def test_a_run_is_taken_once_and_what_it_sent_is_sent_again(workers: Rig, 
     assert ids(items) == Runner(model).greedy(list(ticket.prompt), 6)
     await router.run_local(ticket)
     to = DECODE_RESEND(worker=router.decode)
-    reply = await router.bus.call(to, Resend(ticket.request_id, 0, 1, 2), RequestContext.after(5))
+    reply = await router.bus.call(to, Resend(ticket.request_id, 0, 1, 2), RequestContext.after(30))
     assert list(reply.items) == items[2:]
     assert len([item for item in router.items if item.request_id == ticket.request_id]) == 6
 

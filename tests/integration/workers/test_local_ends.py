@@ -97,9 +97,10 @@ async def test_cancelled_while_its_prefix_is_looked_up(workers: Rig, model: Mode
 async def test_its_deadline_passes_while_its_prefix_is_looked_up(workers: Rig) -> None:
     router, tier, ring = workers.router, workers.decode.l2, SlowRing()
     tier._ring, tier._fleet = ring, fleet_of(1)  # type: ignore[assignment]
-    ticket = router.ticket(prompt_of(100), deadline_ns=time.time_ns() + 300_000_000)
-    router_error = asyncio.create_task(refused(router.answer_local(ticket)))
-    await ring.asked.wait()
+    while not ring.asked.is_set():  # a busy machine may need all of that time before it looks anything up
+        ticket = router.ticket(prompt_of(100), deadline_ns=time.time_ns() + 300_000_000)
+        router_error = asyncio.create_task(refused(router.answer_local(ticket)))
+        await until(lambda: ring.asked.is_set() or router_error.done())  # noqa: B023
     await until(lambda: not workers.decode.core.running)  # the engine has let go of it, the look-up has not
     assert workers.decode.load().pages_used == 7
     workers.decode._on_cancel(Cancel(ticket.request_id, 1, router.id, (router.decode,)))
@@ -143,7 +144,7 @@ async def test_the_deadline_ends_it_in_the_prompt_and_in_the_answer(workers: Rig
     assert isinstance(await answer, DeadlineExceeded)
     writing = router.ticket(prompt_of(20, seed=4), 490, deadline_ns=soon())
     answer = asyncio.create_task(refused(router.answer_local(writing)))
-    await until(lambda: ids(router.of(writing)))
+    await until(lambda: ids(router.of(writing)) or answer.done())
     workers.decode.core.post(lambda: time.sleep(0.3))
     assert isinstance(await answer, DeadlineExceeded)
     await workers.until_idle()
@@ -164,7 +165,7 @@ async def test_a_router_that_is_gone_frees_it(workers: Rig) -> None:
     orphan = workers.router.ticket(prompt_of(20), 480, router="never-there")
     await workers.router.run_local(orphan)
     await until(lambda: workers.decode.jobs)
-    await workers.until_idle(4.0)
+    await workers.until_idle()
 
 
 async def test_a_worker_that_stops_says_so(twin: NewBus, source: LocalSource, unique: Callable[[str], str]) -> None:
@@ -215,7 +216,7 @@ async def test_a_burst_of_cancels_leaves_nothing_and_the_next_answer_comes_soon(
     tickets = [router.ticket(prompt_of(300, seed), 50) for seed in range(12)]
     await asyncio.gather(*(router.run_local(ticket) for ticket in tickets))
     await asyncio.gather(*(cancelled(workers, ticket) for ticket in tickets))
-    await workers.until_idle(2.0)
+    await workers.until_idle()
     probe = router.ticket(prompt_of(20))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert ids(await router.answer_local(probe)) == Runner(model).greedy(list(probe.prompt), 8)

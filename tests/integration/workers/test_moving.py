@@ -70,7 +70,7 @@ async def go_on(two: Rig, ticket: Ticket, worker: DecodeWorker) -> tuple[Ticket,
     delivered = tuple(ids(before))
     assert before[-1].index == len(ticket.delivered) + len(delivered)
     later = replace(ticket, attempt=ticket.attempt + 1, delivered=ticket.delivered + delivered)
-    await two.router.bus.call(DECODE_RUN(worker=worker.id), DecodeRun(later, None), RequestContext.after(10))
+    await two.router.bus.call(DECODE_RUN(worker=worker.id), DecodeRun(later, None), RequestContext.after(30))
     return later, await two.router.rest(later)
 
 
@@ -100,7 +100,7 @@ async def test_a_sampled_answer_with_log_probabilities_moves_there_and_back(two:
     assert await two.decode.mover.move(job_of(two.decode, ticket), other.id)
     before = await router.rest(ticket)
     later = replace(ticket, attempt=2, delivered=tuple(ids(before)))
-    await router.bus.call(DECODE_RUN(worker=other.id), DecodeRun(later, None), RequestContext.after(10))
+    await router.bus.call(DECODE_RUN(worker=other.id), DecodeRun(later, None), RequestContext.after(30))
     await written(two, later, 10)
     assert await other.mover.move(job_of(other, later), two.decode.id)
     last, items = await go_on(two, later, two.decode)
@@ -116,7 +116,7 @@ async def test_many_move_at_once_when_a_worker_is_drained(two: Rig, model: Model
     for ticket in tickets:
         await written(two, ticket, 3)  # two of them by the decode worker itself
     await two.decode.stop_intake()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await two.decode.drain()
     for prompt, ticket in zip(prompts, tickets, strict=True):
         items = await router.rest(ticket)
@@ -137,7 +137,7 @@ async def test_the_last_item_is_sent_again_and_the_source_holds_nothing(two: Rig
     await until(lambda: not len(two.decode.jobs))
     await router.rest(ticket)
     wanted = Resend(ticket.request_id, 0, 1, len(ids(router.of(ticket))))
-    reply = await router.bus.call(DECODE_RESEND(worker=two.decode.id), wanted, RequestContext.after(5))
+    reply = await router.bus.call(DECODE_RESEND(worker=two.decode.id), wanted, RequestContext.after(30))
     assert reply.state == "finished"
     assert [item.moved_to for item in reply.items if item.finish] == [other.id]
     assert len(other.guests) == 1, "its pages wait there"
@@ -220,7 +220,7 @@ async def test_a_move_that_can_not_be_is_refused_and_leaves_nothing(
     """The last one: nothing moves from there, so that there are no pages to be had."""
     ticket = two.router.ticket(prompt_of(32), 4)
     call = two.router.bus.call(
-        DECODE_ADOPT(worker=two.others[0].id), _adopt(two, ticket, **fields), RequestContext.after(5)
+        DECODE_ADOPT(worker=two.others[0].id), _adopt(two, ticket, **fields), RequestContext.after(30)
     )
     assert isinstance(await refused(call), error)
     assert not len(two.others[0].guests)
@@ -236,9 +236,9 @@ async def test_a_late_word_of_an_older_attempt_is_refused(two: Rig) -> None:
     assert await two.decode.mover.move(job_of(two.decode, ticket))
     to = DECODE_ADOPT(worker=other.id)
     message = _adopt(two, replace(ticket, attempt=2))
-    assert (await router.bus.call(to, message, RequestContext.after(5))).pages == 0, "they are here already"
+    assert (await router.bus.call(to, message, RequestContext.after(30))).pages == 0, "they are here already"
     assert isinstance(
-        await refused(router.bus.call(to, replace(message, attempt=1), RequestContext.after(5))), StaleAttempt
+        await refused(router.bus.call(to, replace(message, attempt=1), RequestContext.after(30))), StaleAttempt
     )
     later = replace(ticket, attempt=3, delivered=tuple(ids(await router.rest(ticket))))
     router.decode = other.id
@@ -248,7 +248,7 @@ async def test_a_late_word_of_an_older_attempt_is_refused(two: Rig) -> None:
 
 async def test_pages_are_sent_only_while_their_answer_moves(two: Rig) -> None:
     wanted = PagesWanted("nobody-0", 1, 0, 4, "address", "stream")
-    call = two.router.bus.call(DECODE_PAGES(worker=two.decode.id), wanted, RequestContext.after(5))
+    call = two.router.bus.call(DECODE_PAGES(worker=two.decode.id), wanted, RequestContext.after(30))
     assert isinstance(await refused(call), NotFound)
 
 
@@ -259,6 +259,6 @@ async def test_another_tenants_pages_are_not_found_by_a_move(two: Rig) -> None:
     router.decode = other.id
     await router.answer_local(router.ticket(prompt, 20, salt=b"theirs"))
     call = router.bus.call(
-        DECODE_ADOPT(worker=other.id), _adopt(two, router.ticket(prompt, 4, salt=b"ours")), RequestContext.after(5)
+        DECODE_ADOPT(worker=other.id), _adopt(two, router.ticket(prompt, 4, salt=b"ours")), RequestContext.after(30)
     )
     assert isinstance(await refused(call), NotFound), "they would have to be fetched"

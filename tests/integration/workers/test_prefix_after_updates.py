@@ -98,7 +98,7 @@ async def test_a_prompt_is_cached_across_an_update_where_its_kv_is_the_same_and_
                 await forget(workers, keys[reader])
                 assert await ask(reader) == PAGES
             assert first.disk
-            await first.disk.drain(Deadline.after(10))
+            await first.disk.drain(Deadline.after(30))
         for reader in ("above", "keys"):
             await forget(workers, keys[reader])
         async with node(broker, workers, tmp_path):  # on its disk

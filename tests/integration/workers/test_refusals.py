@@ -103,11 +103,11 @@ async def test_resends(workers: Rig) -> None:
         (PREFILL_RESEND(worker=router.prefill), items[:1]),
         (DECODE_RESEND(worker=router.decode), items[1:]),
     ):
-        reply = await router.bus.call(to, Resend(ticket.request_id, 0, 1, 0), RequestContext.after(5))
+        reply = await router.bus.call(to, Resend(ticket.request_id, 0, 1, 0), RequestContext.after(30))
         assert list(reply.items) == own
-        last = await router.bus.call(to, Resend(ticket.request_id, 0, 1, 5), RequestContext.after(5))
+        last = await router.bus.call(to, Resend(ticket.request_id, 0, 1, 5), RequestContext.after(30))
         assert list(last.items) == own[4:]
-        other = await router.bus.call(to, Resend(ticket.request_id, 0, 2, 0), RequestContext.after(5))
+        other = await router.bus.call(to, Resend(ticket.request_id, 0, 2, 0), RequestContext.after(30))
         assert (other.state, other.items) == ("unknown", ())
 
 
@@ -115,6 +115,6 @@ async def test_a_resend_before_the_first_token_says_that_it_is_at_work(workers: 
     ticket = workers.router.ticket(prompt_of(20))
     await workers.router.run_decode(ticket)
     to = DECODE_RESEND(worker=workers.router.decode)
-    reply = await workers.router.bus.call(to, Resend(ticket.request_id, 0, 1, 0), RequestContext.after(5))
+    reply = await workers.router.bus.call(to, Resend(ticket.request_id, 0, 1, 0), RequestContext.after(30))
     assert reply.state == "running"
     await workers.router.cancel(ticket)

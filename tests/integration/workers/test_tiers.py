@@ -90,7 +90,7 @@ async def test_every_tier_gives_the_same_answer_and_the_same_bytes(
             assert await ask(PAGES) == cold  # L2
             assert await pages_of(workers, keys) == computed
             assert first.disk
-            await first.disk.drain(Deadline.after(10))
+            await first.disk.drain(Deadline.after(30))
         await forget(workers, keys)
         async with node(broker, workers, tmp_path) as second:
             assert len(second.store) == 0

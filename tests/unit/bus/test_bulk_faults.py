@@ -34,13 +34,13 @@ async def transfer(sender: FaultyTransport, receiver: FaultyTransport, bodies: l
     source, target = BulkPort(sender, Instruments()), BulkPort(receiver, Instruments())
 
     async def send(stream: str) -> None:
-        async with source.send(TRANSFER.name(address=target.address, stream=stream), Deadline.after(10)) as out:
+        async with source.send(TRANSFER.name(address=target.address, stream=stream), Deadline.after(30)) as out:
             for index, body in enumerate(bodies):
                 await out.item(BlockHead(index), body)
 
     async with target.receive() as incoming:
         sending = asyncio.create_task(send(incoming.stream))
-        items = [(head.index, bytes(body)) async for head, body in incoming.items(BlockHead, Deadline.after(10))]
+        items = [(head.index, bytes(body)) async for head, body in incoming.items(BlockHead, Deadline.after(30))]
     await sending
     assert source.open_streams == target.open_streams == 0
     await source.stop()
@@ -93,11 +93,11 @@ async def test_a_link_that_loses_everything_is_given_up_on_both_sides() -> None:
     sender = FaultyTransport(MemoryTransport(broker))
     source, target = BulkPort(sender, Instruments()), BulkPort(MemoryTransport(broker), Instruments())
     async with target.receive() as incoming:
-        items = incoming.items(BlockHead, Deadline.after(10))
+        items = incoming.items(BlockHead, Deadline.after(30))
         subject = TRANSFER.name(address=target.address, stream=incoming.stream)
 
         async def send() -> None:
-            async with source.send(subject, Deadline.after(10)) as out:
+            async with source.send(subject, Deadline.after(30)) as out:
                 await out.item(BlockHead(0), b"x")
                 await anext(items)
                 sender.lose = 1.0

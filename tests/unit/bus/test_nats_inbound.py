@@ -65,7 +65,7 @@ async def read(early: bytes, stream: bytes, seed: int) -> tuple[list[Any], Socke
     inbound = Inbound(socket, on_message, on_command, early)  # type: ignore[arg-type]
     socket.bring(stream, random.Random(seed))
     socket.protocol.connection_lost(None)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         error = await inbound.until_over()
     assert done == [line for line in seen if isinstance(line, bytes)]
     return seen, socket, error

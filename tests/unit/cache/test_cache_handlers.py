@@ -38,7 +38,7 @@ def put(number: int = 1, value: bytes = b"value", **changes: Any) -> CachePut:
 
 
 def ctx() -> RequestContext:
-    return RequestContext.after(10.0)
+    return RequestContext.after(30.0)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ async def bus(broker: MemoryBroker) -> AsyncIterator[Bus]:
 
 
 async def stored(node: Node) -> None:
-    await node.transfers.drain(Deadline.after(10.0))
+    await node.transfers.drain(Deadline.after(30.0))
 
 
 @pytest.mark.parametrize("value", [b"", b"small", TEXT[:INLINE_BYTES], TEXT, LARGE], ids=len)
@@ -128,7 +128,9 @@ async def test_a_transfer_that_raced_an_invalidation_is_not_kept(node: Node, bus
     node.store.bury(R1, 0.0, second=False)
 
     with pytest.raises(Conflict):
-        async with bus.bulk.send(TRANSFER.name(address=reply.address, stream=reply.stream), Deadline.after(5.0)) as out:
+        async with bus.bulk.send(
+            TRANSFER.name(address=reply.address, stream=reply.stream), Deadline.after(30.0)
+        ) as out:
             await out.item(CacheHead(0), LARGE)
     assert len(node.store) == 0
 
@@ -137,7 +139,9 @@ async def test_a_writer_that_sends_another_size_than_announced_is_refused(node: 
     reply = await bus.call(CACHE_PUT(node="c-0"), put(value=LARGE), ctx())
 
     with pytest.raises(Corrupt):
-        async with bus.bulk.send(TRANSFER.name(address=reply.address, stream=reply.stream), Deadline.after(5.0)) as out:
+        async with bus.bulk.send(
+            TRANSFER.name(address=reply.address, stream=reply.stream), Deadline.after(30.0)
+        ) as out:
             await out.item(CacheHead(0), LARGE + b"more")
     assert len(node.store) == 0
 

@@ -33,7 +33,7 @@ def value(number: int, size: int = PAGE) -> bytes:
 
 
 def ctx() -> RequestContext:
-    return RequestContext.after(10.0)
+    return RequestContext.after(30.0)
 
 
 def files(folder: Path) -> list[bytes]:
@@ -56,9 +56,9 @@ class Client:
         return found
 
     async def settled(self) -> None:
-        await self.node.transfers.drain(Deadline.after(10.0))
+        await self.node.transfers.drain(Deadline.after(30.0))
         assert self.node.disk
-        await self.node.disk.drain(Deadline.after(10.0))
+        await self.node.disk.drain(Deadline.after(30.0))
         self.node.store.check()
         self.node.disk.disk.check()
 

@@ -56,7 +56,7 @@ async def test_updates_become_few_messages_that_hold_the_last_value_of_each_row(
     log.open.set()
     rows = writer(log)
     accepted = [await rows.add(np.array([i % 3]), row(i)) for i in range(4)]
-    assert await rows.flush(Deadline.after(5)) == 1
+    assert await rows.flush(Deadline.after(30)) == 1
     assert log.entries == [{0: 3.0, 1: 1.0, 2: 2.0}]
     assert [await one for one in accepted] == [1, 1, 1, 1]
     many = await rows.add(np.arange(10), np.arange(10, dtype=np.float32).reshape(10, 1))
@@ -78,9 +78,9 @@ async def test_who_updates_faster_than_the_log_takes_waits() -> None:
     assert len(log.ids) == 16  # in flight, of four rows each
     log.open.set()
     await adding
-    await rows.flush(Deadline.after(5))
+    await rows.flush(Deadline.after(30))
     assert log.newest() == {i % 50: float(i) for i in range(9_950, 10_000)}
-    await rows.close(Deadline.after(1))
+    await rows.close(Deadline.after(30))
 
 
 async def test_a_message_that_had_to_be_repeated_does_not_bring_back_older_values() -> None:
@@ -103,8 +103,8 @@ async def test_what_can_not_be_appended_is_told_and_the_rest_goes_on() -> None:
         await lost
     assert await kept == 1
     with pytest.raises(PdbusError, match="refused"):
-        await rows.flush(Deadline.after(5))
-    assert await rows.flush(Deadline.after(5)) == 1
+        await rows.flush(Deadline.after(30))
+    assert await rows.flush(Deadline.after(30)) == 1
 
 
 async def test_one_who_stops_waiting_stops_nobody_else() -> None:

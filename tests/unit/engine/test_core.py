@@ -57,7 +57,7 @@ class Heard:
         self.news.set()
 
     async def end_of(self, one: Sequence) -> Ended:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while True:
                 for event in self.events:
                     if isinstance(event, Ended) and event.sequence is one:

@@ -50,7 +50,7 @@ class Follower:
         self.keys -= set(message.evicted)
 
     async def snapshot(self) -> tuple[KvIndexSnapshot, set[bytes]]:
-        reply = await self.bus.call(KVINDEX_SNAPSHOT(worker="w"), KvIndexWanted(), RequestContext.after(5))
+        reply = await self.bus.call(KVINDEX_SNAPSHOT(worker="w"), KvIndexWanted(), RequestContext.after(30))
         return reply, {reply.keys[at : at + 8] for at in range(0, len(reply.keys), 8)}
 
 

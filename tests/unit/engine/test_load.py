@@ -62,7 +62,7 @@ class Builder:
 async def fill(builder: Builder, source: Source, told: list[tuple[int, int]] | None = None) -> None:
     steps = told if told is not None else []
     progress = lambda done, total: steps.append((done, total))  # noqa: E731
-    ctx = RequestContext.after(10)
+    ctx = RequestContext.after(30)
     await _fill(builder, partial(source.tensors, ROOT, ctx), partial(source.runs, ROOT, ctx), progress)  # type: ignore[arg-type]
 
 

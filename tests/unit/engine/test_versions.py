@@ -52,7 +52,7 @@ def torch_backend(config: ModelConfig) -> Backend:
 
 
 def soon() -> Deadline:
-    return Deadline.after(10)
+    return Deadline.after(30)
 
 
 async def test_wanted_versions_are_loaded_and_unwanted_ones_dropped(source: LocalSource) -> None:

@@ -1,4 +1,5 @@
-"""Native engines for tests: one library per instruction set, compiled once into a folder of the test run."""
+"""Native engines for tests: one library per instruction set, where those of this machine lie: to compile them takes ten
+seconds each, and they are named by all that they are made from."""
 
 from __future__ import annotations
 
@@ -7,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from pdbus.native.build import Level, levels
+from pdbus.native.build import Level, cache_folder, levels
 from pdbus.native.library import NativeEngine
 
 pytestmark = pytest.mark.skipif(not levels(), reason="no kernels for this processor")
 
 
 @pytest.fixture(scope="session")
-def library_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("native")
+def library_folder() -> Path:
+    return cache_folder()
 
 
 @pytest.fixture(scope="session", params=levels())

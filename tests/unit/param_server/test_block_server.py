@@ -33,10 +33,10 @@ class Stage:
 
     async def ask(self, *digests: bytes, receiver: str | None = None, stream: str = "s") -> BlocksReply:
         message = BlocksRequest(digests, receiver or self.client.bulk.address, stream)
-        return await self.client.call(NAMED, message, RequestContext.after(5))
+        return await self.client.call(NAMED, message, RequestContext.after(30))
 
     async def idle(self) -> None:
-        await self.server.drain(Deadline.after(5))
+        await self.server.drain(Deadline.after(30))
         assert self.server.sending == self.server.waiting == self.serving.bulk.open_streams == 0
 
 
@@ -60,7 +60,7 @@ async def test_the_reply_says_what_comes_and_what_is_lacking(stage: Stage) -> No
     async with stage.client.bulk.receive() as incoming:
         reply = await stage.ask(UNKNOWN, digest, stream=incoming.stream)
         assert reply == BlocksReply("a", (-1, len(content)))
-        items = [(head, bytes(body)) async for head, body in incoming.items(BlockHead, Deadline.after(5))]
+        items = [(head, bytes(body)) async for head, body in incoming.items(BlockHead, Deadline.after(30))]
     assert items == [(BlockHead(1), content)]
     await stage.idle()
 
@@ -162,7 +162,7 @@ async def test_only_joined_shards_are_served_as_a_group_and_none_after_the_stop(
 
     async def ask(shard: int) -> str:
         to = WEIGHT_BLOCKS(model=MODEL, shard=str(shard))
-        return (await stage.client.call(to, message, RequestContext.after(5))).server
+        return (await stage.client.call(to, message, RequestContext.after(30))).server
 
     await stage.server.join(frozenset({1, 2}))
     await stage.server.join(frozenset({2, 3}))

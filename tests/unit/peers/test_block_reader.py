@@ -91,7 +91,7 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks_module, "REPLY_S", 0.3)
 
 
-def ctx(seconds: float = 20.0) -> RequestContext:
+def ctx(seconds: float = 30.0) -> RequestContext:
     return RequestContext.after(seconds)
 
 
@@ -250,7 +250,7 @@ async def test_a_server_that_takes_requests_and_never_answers_is_asked_last(hous
 async def test_with_only_bad_servers_the_reader_fails_and_says_why(house: House) -> None:
     await house.rogue("bad", zeros, group=True)
     with pytest.raises(DeadlineExceeded, match="not the one asked for"):
-        await (await house.reader("bad")).manifest(ROOT, ctx(0.5))
+        await (await house.reader("bad")).manifest(ROOT, ctx(1.0))
 
 
 async def test_blocks_in_another_order_are_put_in_their_places(house: House) -> None:

@@ -67,7 +67,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 def ctx() -> RequestContext:
-    return RequestContext.after(20)
+    return RequestContext.after(30)
 
 
 def same(ours: Any, theirs: Any) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from hashlib import sha256
@@ -28,8 +27,14 @@ MATERIALS = [b"material %d" % number for number in range(24)]
 VALUES = [b"value %d" % number for number in range(24)]
 
 
-def ctx(seconds: float = 10.0) -> RequestContext:
+def ctx(seconds: float = 30.0) -> RequestContext:
     return RequestContext.after(seconds)
+
+
+@pytest.fixture(autouse=True)
+def no_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that failed is not tried again while a test runs, however long that takes."""
+    monkeypatch.setattr("pdbus.caching.circuit._FIRST_PAUSE_S", 600.0)
 
 
 @pytest.fixture
@@ -53,14 +58,19 @@ async def fleet(bus: Bus) -> AsyncIterator[Fleet]:
 async def nodes(broker: MemoryBroker, fleet: Fleet) -> AsyncIterator[dict[str, Node]]:
     async with AsyncExitStack() as stack:
         nodes = {f"c-{at}": await stack.enter_async_context(cache_node(broker, f"c-{at}")) for at in range(3)}
-        await fleet.wait_for(lambda fleet: len(fleet.live("cache")) == len(nodes), Deadline.after(5.0))
+        await fleet.wait_for(lambda fleet: len(fleet.live("cache")) == len(nodes), Deadline.after(30.0))
         yield nodes
+
+
+def cache_ring(bus: Bus, fleet: Fleet, replicas: int = 2, get_s: float = 30.0) -> CacheRing:
+    """With patience: a quarter of a second may be over before a busy machine has done anything."""
+    return CacheRing(bus, fleet, replicas=replicas, get_s=get_s)
 
 
 async def filled(ring: CacheRing, values: list[bytes] = VALUES, kind: Any = "result") -> None:
     for key, material, value in zip(KEYS, MATERIALS, values, strict=False):
         assert ring.put(kind, key, ROOT, material, value, ctx(), ttl_s=60.0)
-    await ring.drain(Deadline.after(10.0))
+    await ring.drain(Deadline.after(30.0))
     assert ring.writing == 0
 
 
@@ -71,7 +81,7 @@ async def read(ring: CacheRing, kind: Any = "result") -> list[bytes | None]:
 async def test_each_value_lies_on_its_two_nodes_and_is_read_in_one_call_a_node(
     bus: Bus, fleet: Fleet, nodes: dict[str, Node]
 ) -> None:
-    async with CacheRing(bus, fleet, replicas=2) as ring:
+    async with cache_ring(bus, fleet) as ring:
         assert await read(ring) == [None] * 24
         await filled(ring)
         for node in nodes.values():
@@ -86,7 +96,7 @@ async def test_each_value_lies_on_its_two_nodes_and_is_read_in_one_call_a_node(
 
 async def test_values_of_pages_travel_by_bulk_to_one_node_each(bus: Bus, fleet: Fleet, nodes: dict[str, Node]) -> None:
     pages = [random.Random(number).randbytes(300_000) for number in range(24)]
-    async with CacheRing(bus, fleet, replicas=1, get_s=5.0) as ring:
+    async with cache_ring(bus, fleet, replicas=1) as ring:
         await filled(ring, pages, "kv")
         assert await read(ring, "kv") == pages
     assert sum(len(node.store) for node in nodes.values()) == 24
@@ -95,7 +105,7 @@ async def test_values_of_pages_travel_by_bulk_to_one_node_each(bus: Bus, fleet: 
 async def test_when_a_node_dies_its_keys_are_read_from_their_replicas(
     bus: Bus, fleet: Fleet, nodes: dict[str, Node]
 ) -> None:
-    async with CacheRing(bus, fleet, replicas=2) as ring:
+    async with cache_ring(bus, fleet) as ring:
         await filled(ring)
         nodes["c-1"].refuses = Unavailable("gone")
         for _ in range(6):  # the first calls fail over, the later ones know
@@ -106,42 +116,42 @@ async def test_when_a_node_dies_its_keys_are_read_from_their_replicas(
 async def test_a_node_that_hangs_costs_its_share_of_the_time_and_then_nothing(
     bus: Bus, fleet: Fleet, nodes: dict[str, Node]
 ) -> None:
-    async with CacheRing(bus, fleet, replicas=2, get_s=0.4) as ring:
+    async with cache_ring(bus, fleet, get_s=1.0) as ring:
         await filled(ring)
         nodes["c-2"].hangs = True
         for _ in range(3):
             assert await read(ring) == VALUES
-        started = time.monotonic()
+        asked = len(nodes["c-2"].calls)
         assert await read(ring) == VALUES
-        assert time.monotonic() - started < 0.15
+        assert len(nodes["c-2"].calls) == asked, "the circuit should have opened"
 
 
 async def test_nothing_is_raised_and_little_time_spent_whatever_the_nodes_do(
     bus: Bus, fleet: Fleet, nodes: dict[str, Node]
 ) -> None:
-    async with CacheRing(bus, fleet, replicas=2) as ring:
+    async with cache_ring(bus, fleet) as ring:
         await filled(ring)
         for error in (Unavailable("x"), Overloaded("x"), InvalidRequest("x")):
             for node in nodes.values():
                 node.refuses = error
             assert await read(ring) == [None] * 24
             ring.put("result", KEYS[0], ROOT, b"m", b"v", ctx(), ttl_s=1.0)
-            await ring.drain(Deadline.after(5.0))
+            await ring.drain(Deadline.after(30.0))
         assert await ring.get("result", KEYS, ROOT, MATERIALS, ctx(-1.0)) == [None] * 24
 
 
 async def test_without_nodes_there_are_only_misses(bus: Bus, fleet: Fleet) -> None:
-    async with CacheRing(bus, fleet, replicas=2) as ring:
+    async with cache_ring(bus, fleet) as ring:
         assert await read(ring) == [None] * 24
         assert not ring.put("result", KEYS[0], ROOT, b"m", b"v", ctx(), ttl_s=1.0)
 
 
 async def test_a_node_that_is_not_ready_is_no_part_of_the_ring(bus: Bus, fleet: Fleet, nodes: dict[str, Node]) -> None:
     nodes["c-0"].state = "starting"
-    async with CacheRing(bus, fleet, replicas=2) as ring:
+    async with cache_ring(bus, fleet) as ring:
         await fleet.wait_for(
             lambda fleet: sorted(card.state for card in fleet.live("cache")) == ["ready", "ready", "starting"],
-            Deadline.after(5.0),
+            Deadline.after(30.0),
         )
         await filled(ring)
         assert await read(ring) == VALUES
@@ -150,7 +160,7 @@ async def test_a_node_that_is_not_ready_is_no_part_of_the_ring(bus: Bus, fleet: 
 
 
 async def test_material_is_compared_and_age_is_kept_to(bus: Bus, fleet: Fleet, nodes: dict[str, Node]) -> None:
-    async with CacheRing(bus, fleet, replicas=1) as ring:
+    async with cache_ring(bus, fleet, replicas=1) as ring:
         await filled(ring)
         assert await ring.get("result", KEYS[:1], ROOT, [b"other"], ctx()) == [None]
         assert await ring.get("result", KEYS[:1], ROOT, MATERIALS[:1], ctx(), max_age_s=60.0) == VALUES[:1]
@@ -159,7 +169,7 @@ async def test_material_is_compared_and_age_is_kept_to(bus: Bus, fleet: Fleet, n
 
 
 async def test_no_entry_of_another_root_is_given(bus: Bus, fleet: Fleet, nodes: dict[str, Node]) -> None:
-    async with CacheRing(bus, fleet, replicas=2) as ring:
+    async with cache_ring(bus, fleet) as ring:
         await filled(ring)
         assert await ring.get("result", KEYS, b"\x02" * 32, MATERIALS, ctx()) == [None] * 24
 
@@ -174,7 +184,7 @@ async def test_background_work_is_bounded_in_number_and_bytes() -> None:
     background = Background(at_once=2, waiting=4, waiting_bytes=100)
     assert [background.start(10, work) for _ in range(6)] == [True] * 4 + [False] * 2
     gate.set()
-    await background.drain(Deadline.after(5.0))
+    await background.drain(Deadline.after(30.0))
     assert len(done) == 4
     assert background.start(100, work)
     assert not background.start(1, work)
@@ -189,4 +199,4 @@ async def test_background_work_that_fails_frees_its_share() -> None:
     background = Background(at_once=1, waiting=1, waiting_bytes=10)
     for _ in range(3):
         assert background.start(10, fails)
-        await background.drain(Deadline.after(5.0))
+        await background.drain(Deadline.after(30.0))

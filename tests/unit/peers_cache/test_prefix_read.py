@@ -32,7 +32,7 @@ def values(size: int) -> list[bytes]:
 
 
 def ctx() -> RequestContext:
-    return RequestContext.after(10.0)
+    return RequestContext.after(30.0)
 
 
 class Pages:
@@ -58,7 +58,7 @@ async def ring_of(nodes: int, size: int, folder: Path | None = None) -> AsyncIte
         bus = await enter(memory_bus(broker))
         fleet = await enter(Fleet(bus))
         all_nodes = [await enter(cache_node(broker, f"c-{at}", 4 << 20, folder)) for at in range(nodes)]
-        await fleet.wait_for(lambda fleet: len(fleet.live("cache")) == nodes, Deadline.after(5.0))
+        await fleet.wait_for(lambda fleet: len(fleet.live("cache")) == nodes, Deadline.after(30.0))
         ring = await enter(CacheRing(bus, fleet, replicas=1))
         for key, material, value in zip(KEYS, MATERIALS, values(size), strict=True):
             assert await ring.write("kv", key, ROOT, material, value, ctx(), ttl_s=60.0)
@@ -66,7 +66,7 @@ async def ring_of(nodes: int, size: int, folder: Path | None = None) -> AsyncIte
 
 
 async def read(ring: CacheRing, pages: Pages, materials: list[bytes] = MATERIALS) -> int:
-    return await ring.read_prefix(KEYS, ROOT, materials, pages.read, ctx(), within_s=5.0)
+    return await ring.read_prefix(KEYS, ROOT, materials, pages.read, ctx(), within_s=30.0)
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
@@ -93,7 +93,7 @@ async def test_it_is_of_use_up_to_the_first_that_is_gone_or_has_other_tokens(tmp
 async def test_what_the_memory_gave_up_comes_from_the_disk(tmp_path: Path) -> None:
     async with ring_of(1, 200_000, tmp_path) as (ring, nodes):
         assert nodes[0].disk
-        await nodes[0].disk.drain(Deadline.after(10.0))
+        await nodes[0].disk.drain(Deadline.after(30.0))
         gone = sum(key not in nodes[0].store for key in KEYS)
         pages = Pages(200_000)
         assert await read(ring, pages) == MANY

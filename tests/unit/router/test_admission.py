@@ -14,7 +14,7 @@ from pdbus.router.demand import Demand
 from pdbus.router.throughput import Throughput
 
 
-async def _hold(admission: Admission, weight: int, release: asyncio.Event, seconds: float = 5) -> None:
+async def _hold(admission: Admission, weight: int, release: asyncio.Event, seconds: float = 30) -> None:
     async with admission.slot(weight, Deadline.after(seconds)):
         await release.wait()
 
@@ -30,7 +30,7 @@ async def test_requests_beyond_the_queue_are_refused_with_a_time():
     await _settle()
     assert (admission.running, admission.waiting) == (2, 1)
     with pytest.raises(Overloaded) as caught:
-        async with admission.slot(1, Deadline.after(5)):
+        async with admission.slot(1, Deadline.after(30)):
             pass
     assert caught.value.retry_after_s is not None
     assert caught.value.retry_after_s >= 1
@@ -43,7 +43,7 @@ async def test_slots_go_in_the_order_of_asking():
     admission, order = Admission(1, 10), []
 
     async def take(number: int) -> None:
-        async with admission.slot(1, Deadline.after(5)):
+        async with admission.slot(1, Deadline.after(30)):
             order.append(number)
             await asyncio.sleep(0)
 
@@ -69,7 +69,7 @@ async def test_a_large_request_is_not_starved_by_small_ones():
 
 async def test_a_request_of_more_choices_than_there_are_runs_alone():
     admission = Admission(2, 1)
-    async with admission.slot(9, Deadline.after(5)):
+    async with admission.slot(9, Deadline.after(30)):
         assert admission.running == 2
     assert admission.running == 0
 
@@ -115,7 +115,7 @@ async def test_closing_refuses_those_that_wait_and_lets_the_others_go_on():
         await _hold(admission, 1, release)
     release.set()
     await holder
-    await asyncio.wait_for(admission.wait_idle(), 1)
+    await asyncio.wait_for(admission.wait_idle(), 30)
 
 
 def _demand(tenant: str, priority: int = 5, cost: float = 1.0, size: int = 0) -> Demand:
@@ -199,7 +199,7 @@ async def test_the_fleet_s_slots_count_and_more_of_them_are_noticed():
     await crowd.ask(_demand("a"), 5)
     assert (crowd.admission.running, crowd.admission.waiting) == (2, 3)
     slots = 4
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         while crowd.admission.waiting > 1:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     await crowd.end()
@@ -256,14 +256,14 @@ async def test_a_deadline_that_nothing_could_keep_is_told_apart():
     crowd = _Crowd(admission)
     await crowd.ask(_demand("a", cost=1.0))
     with pytest.raises(DeadlineExceeded, match="at the very least"):
-        admission.check(_demand("a", cost=100.0), Deadline.after(0.4))
+        admission.check(_demand("a", cost=10_000.0), Deadline.after(40.0))
     with pytest.raises(Overloaded):
-        admission.check(_demand("a", cost=100.0), Deadline.after(0.6))
+        admission.check(_demand("a", cost=10_000.0), Deadline.after(60.0))
     await crowd.end()
 
 
 async def test_who_has_nobody_beside_it_is_tried_whatever_was_measured():
-    async with _Fleet(8, 0.001).admission(8).slot(1, Deadline.after(1.0), _demand("a", cost=100.0)):
+    async with _Fleet(8, 0.001).admission(8).slot(1, Deadline.after(30.0), _demand("a", cost=100.0)):
         pass
 
 

@@ -112,15 +112,15 @@ async def test_entries_of_another_version_are_deleted_and_had_anew(entries: Dict
     source = Source(free=True)
     async with FeatureCache(entries, 60) as cache:
         await get(cache, source, 1, 2)
-        await cache.drain(Deadline.after(5))
+        await cache.drain(Deadline.after(30))
         source.told, source.values[1] = "2", 7
         found = await get(cache, source, 1)
-        await cache.drain(Deadline.after(5))
+        await cache.drain(Deadline.after(30))
         assert (found.version, found.values, found.hits) == ("2", (b"7",), 0)
         kept = {decode(Feature, value).version for _, _, value, _ in entries.stored.values()}
         assert kept == {"1", "2"}, "item 2 was not read"
-        await cache.get(source, [2], RequestContext.after(5), CacheControl(store=False))
-        await cache.drain(Deadline.after(5))
+        await cache.get(source, [2], RequestContext.after(30), CacheControl(store=False))
+        await cache.drain(Deadline.after(30))
         assert [decode(Feature, value).version for _, _, value, _ in entries.stored.values()] == ["2"]
 
 
@@ -173,7 +173,7 @@ def test_no_answer_is_older_than_its_question_and_no_stale_entry_stays(steps: li
             for task, _, least in asked:
                 found = [int(value or b"-1") for value in (await task).values]
                 assert all(value >= floor for value, floor in zip(found, least, strict=True))
-            await cache.drain(Deadline.after(5))
+            await cache.drain(Deadline.after(30))
             for item in range(3):
                 stored = entries.stored.get(source.key(item).key)
                 if stored:

@@ -35,7 +35,7 @@ def refused(stats: RefStatistics) -> None:
 
 
 async def told(stats: RefStatistics) -> dict[tuple[str, bytes], RefFigures]:
-    found = await stats.tell(RefStatsWanted(), RequestContext.after(1))
+    found = await stats.tell(RefStatsWanted(), RequestContext.after(30))
     return {(figures.ref, figures.root): figures for figures in found.refs}
 
 

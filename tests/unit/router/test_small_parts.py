@@ -41,7 +41,7 @@ async def test_one_at_a_time_under_an_idempotency_key():
     table, inside = IdempotencyTable(), []
 
     async def use(number: int) -> None:
-        async with table.hold("t", "k", b"body", Deadline.after(5)):
+        async with table.hold("t", "k", b"body", Deadline.after(30)):
             inside.append(number)
             assert len(inside) == 1
             await asyncio.sleep(0)
@@ -52,29 +52,29 @@ async def test_one_at_a_time_under_an_idempotency_key():
 
 async def test_an_idempotency_key_belongs_to_one_request_of_one_tenant():
     table = IdempotencyTable()
-    async with table.hold("t", "k", b"one", Deadline.after(5)):
+    async with table.hold("t", "k", b"one", Deadline.after(30)):
         pass
     with pytest.raises(Conflict):
-        async with table.hold("t", "k", b"other", Deadline.after(5)):
+        async with table.hold("t", "k", b"other", Deadline.after(30)):
             pass
-    async with table.hold("u", "k", b"other", Deadline.after(5)):
+    async with table.hold("u", "k", b"other", Deadline.after(30)):
         pass
 
 
 async def test_the_wait_for_the_same_request_ends_with_the_deadline():
     table = IdempotencyTable()
-    async with table.hold("t", "k", b"b", Deadline.after(5)):
+    async with table.hold("t", "k", b"b", Deadline.after(30)):
         with pytest.raises(DeadlineExceeded):
             async with table.hold("t", "k", b"b", Deadline.after(0.01)):
                 pass
-    async with table.hold("t", "k", b"b", Deadline.after(5)):
+    async with table.hold("t", "k", b"b", Deadline.after(30)):
         pass
 
 
 @pytest.mark.parametrize("key", ["", "k" * 256])
 async def test_an_unusable_idempotency_key(key: str):
     with pytest.raises(InvalidRequest):
-        async with IdempotencyTable().hold("t", key, b"b", Deadline.after(5)):
+        async with IdempotencyTable().hold("t", key, b"b", Deadline.after(30)):
             pass
 
 

@@ -66,7 +66,7 @@ async def test_what_a_ref_names_is_loaded_before_it_is_asked_for(models: Models,
 
 
 async def test_a_commit_of_weights_costs_no_vocabulary(models: Models):
-    first, second = [await models.get(root, Deadline.after(5)) for root in ROOTS]
+    first, second = [await models.get(root, Deadline.after(30)) for root in ROOTS]
     assert (first.root, second.root) == tuple(ROOTS)
     assert second.tokenizer is first.tokenizer
     keys = [one.prefix_keys(range(40), KIND, SALT).cut(0) for one in (first, second)]
@@ -85,8 +85,8 @@ async def test_a_request_tells_why_its_version_can_not_be_loaded(models: Models,
     await until(lambda: ROOTS[0] in models.loaded)
     versions.failures = 1
     with pytest.raises(Unavailable):
-        await models.get(ROOTS[1], Deadline.after(5))
-    assert (await models.get(ROOTS[1], Deadline.after(5))).root == ROOTS[1]
+        await models.get(ROOTS[1], Deadline.after(30))
+    assert (await models.get(ROOTS[1], Deadline.after(30))).root == ROOTS[1]
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json"])
@@ -117,20 +117,20 @@ async def test_keys_are_those_of_the_workers(models: Models):
     tokens = list(range(53))
     for root, manifest in ((root, version(number)) for number, root in enumerate(ROOTS)):
         worker = page_keys(tokens, replace(scope(manifest), salt=SALT))
-        keys = (await models.get(root, Deadline.after(5))).prefix_keys(tokens, KIND, SALT)
+        keys = (await models.get(root, Deadline.after(30))).prefix_keys(tokens, KIND, SALT)
         assert [keys.cut(page) for page in range(len(keys))] == [key.digest[:8] for key in worker]
         assert len(keys) == 3
 
 
 async def test_the_page_with_the_last_token_is_computed_in_any_case(models: Models):
-    one = await models.get(ROOTS[0], Deadline.after(5))
+    one = await models.get(ROOTS[0], Deadline.after(30))
     assert [len(one.prefix_keys(range(n), KIND, SALT)) for n in (1, 16, 17, 32, 33)] == [0, 0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("kind", [KIND, Kind("kv9-of-tomorrow", "c")])
 async def test_equal_beginnings_meet(models: Models, kind: Kind):
     """Also on another version, whose lower layers may be the same; those of another tenant do not."""
-    one, two = [await models.get(root, Deadline.after(5)) for root in ROOTS]
+    one, two = [await models.get(root, Deadline.after(30)) for root in ROOTS]
     tokens = list(range(40))
     key = one.prefix_keys(tokens, kind, SALT).beginning
     assert one.prefix_keys([*tokens[:16], 99], kind, SALT).beginning == key

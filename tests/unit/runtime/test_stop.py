@@ -39,6 +39,6 @@ async def test_a_lost_launcher_hurries_at_once_from_another_thread() -> None:
     stop = Stop()
     stop.starting = False
     await asyncio.to_thread(stop.launcher_lost)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await stop.requested.wait()
     assert stop.hurry.is_set()

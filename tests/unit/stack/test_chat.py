@@ -59,7 +59,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     fake.url = f"http://127.0.0.1:{http.server_address[1]}"
-    thread = threading.Thread(target=http.serve_forever)
+    thread = threading.Thread(target=http.serve_forever, args=(0.01,))
     thread.start()
     yield fake
     http.shutdown()

@@ -77,7 +77,7 @@ class Watch:
         self.changed.set()
 
     async def until(self, predicate: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while not predicate():
                 self.changed.clear()
                 await self.changed.wait()
@@ -101,7 +101,7 @@ async def _kept(tmp_path: Path, code: str, **settings: str) -> AsyncIterator[tup
 
 
 async def _up(child: Child) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while "up" not in child.last_lines():  # noqa: ASYNC110 - another process's state
             await asyncio.sleep(0.02)
 
@@ -154,7 +154,7 @@ async def test_hurry_cuts_a_long_patience_short(tmp_path: Path, monkeypatch: pyt
         await _up(child)
         hurry = asyncio.Event()
         hurry.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await child.stop(600.0, hurry) is False
 
 

@@ -32,7 +32,7 @@ sys.exit(watch(int(sys.argv[1]), [sys.executable, "-c", sys.argv[2]]))
 """
 
 
-def _gone(pid: int, within_s: float = 10.0) -> bool:
+def _gone(pid: int, within_s: float = 30.0) -> bool:
     give_up = time.monotonic() + within_s
     while alive(pid) and time.monotonic() < give_up:
         time.sleep(0.02)

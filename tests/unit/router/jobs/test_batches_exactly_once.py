@@ -81,7 +81,7 @@ class World:
         messages = [self.logs.take(BATCH_JOBS(model=MODEL)) for _ in range(routers)]
         async with memory_bus(MemoryBroker()) as bus, Progress(bus) as progress:
             worker = BatchWorker(self.batches, self.files, self.answers, progress, self.shares)  # type: ignore[arg-type]
-            async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            async with asyncio.timeout(30), asyncio.TaskGroup() as group:
                 for message in messages:
                     if message is not None:
                         group.create_task(worker.work(message))
