@@ -10,9 +10,9 @@ in between.
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, field
 
+from pdbus.checksum import crc32
 from pdbus.engine.sequence import Key
 from pdbus.errors import Corrupt
 from pdbus.kv.format import PageFormat
@@ -60,7 +60,7 @@ class PageLease:
             raise Corrupt(f"{size} bytes came for {len(pages)} pages of {page_format}")
         self.arrived[head.layer] = end
         self.frames += 1
-        self.checksum = zlib.crc32(body, self.checksum)
+        self.checksum = crc32(body, self.checksum)
         return pages
 
     def finish(self, final: KvFinal, page_format: PageFormat) -> None:

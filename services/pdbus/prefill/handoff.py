@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-import zlib
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from pdbus.backoff import backoff_s
 from pdbus.bus.bulk_frames import FRAME_BYTES
 from pdbus.bus.bulk_send import Outgoing
 from pdbus.bus.codec import encode
+from pdbus.checksum import crc32
 from pdbus.context import RequestContext
 from pdbus.engine.sequence import LayerReady, Sequence
 from pdbus.errors import DeadlineExceeded, NotFound, Overloaded, Unavailable
@@ -153,7 +153,7 @@ class Handoff:
         pages = self._sequence.hold.pages[first_page : page_format.pages_for(piece.start + piece.tokens)]
         body = export_layer(self._worker.pool, piece.layer, pages)
         self._frames += 1
-        self._checksum = zlib.crc32(body, self._checksum)
+        self._checksum = crc32(body, self._checksum)
         await out.item(KvHead(ticket.attempt, ticket.root, piece.layer, piece.start, piece.tokens), body)
 
     async def _send_final(self, out: Outgoing) -> None:

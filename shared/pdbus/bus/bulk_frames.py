@@ -8,10 +8,10 @@ subject, so that the broker's "no responders" comes there too.
 from __future__ import annotations
 
 import struct
-import zlib
 from dataclasses import dataclass
 
 from pdbus.bus.transport import Buffer
+from pdbus.checksum import crc32
 from pdbus.errors import Corrupt
 
 FRAME_BYTES = 512 << 10
@@ -63,7 +63,7 @@ class Frame:
     def parts(self) -> tuple[bytes, Buffer]:
         """All but the body, and the body."""
         prefix = _PREFIX.pack(VERSION, self.flags, len(self.head), self.sequence, self.stream, self.item_bytes)
-        crc = zlib.crc32(self.body, zlib.crc32(self.head, zlib.crc32(prefix)))
+        crc = crc32(self.body, crc32(self.head, crc32(prefix)))
         return b"".join((prefix, _CRC.pack(crc), self.head)), self.body
 
 
@@ -77,6 +77,6 @@ def read_frame(data: Buffer) -> Frame:
         raise Corrupt("not a bulk frame")
     view = memoryview(data)
     (crc,) = _CRC.unpack_from(data, _PREFIX.size)
-    if zlib.crc32(view[_HEAD_AT:], zlib.crc32(view[: _PREFIX.size])) != crc:
+    if crc32(view[_HEAD_AT:], crc32(view[: _PREFIX.size])) != crc:
         raise Corrupt("a bulk frame's checksum does not match")
     return Frame(flags, sequence, stream, item_bytes, view[_HEAD_AT:body_at], view[body_at:])

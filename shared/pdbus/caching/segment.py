@@ -16,11 +16,11 @@ import mmap
 import os
 import struct
 import weakref
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pdbus.checksum import crc32
 from pdbus.errors import Corrupt
 
 _HEAD = struct.Struct("<4sBBHIIIdd32s32sII")
@@ -99,7 +99,7 @@ class Segment:
 
     def write(self, offset: int, head: Head, value: bytes) -> Head:
         """Fills a reserved place; returns the head with the value's checksum. Raises OSError."""
-        head = replace(head, checksum=zlib.crc32(value))
+        head = replace(head, checksum=crc32(value))
         head_bytes = _packed(head)
         padding = bytes(head.record_bytes - len(head_bytes) - len(value))
         if os.pwritev(self._fd, [head_bytes, value, padding], offset) != head.record_bytes:
@@ -110,7 +110,7 @@ class Segment:
         """The value of the record at `offset`, checked. Raises Corrupt."""
         start = offset + head.value_at
         value = self._content[start : start + head.value_bytes]
-        if len(value) != head.value_bytes or zlib.crc32(value) != head.checksum:
+        if len(value) != head.value_bytes or crc32(value) != head.checksum:
             raise Corrupt(f"a record in {self.path} is damaged")
         return value
 
@@ -139,7 +139,7 @@ def _packed(head: Head) -> bytes:
             head.stored_s, head.expires_s, head.key, head.root, head.checksum, own_checksum,
         )  # fmt: skip
 
-    return fixed(zlib.crc32(fixed(0) + tenant + head.material)) + tenant + head.material
+    return fixed(crc32(fixed(0) + tenant + head.material)) + tenant + head.material
 
 
 def _walk(content: mmap.mmap) -> Iterator[tuple[int, Head, bool]]:
@@ -154,7 +154,7 @@ def _walk(content: mmap.mmap) -> Iterator[tuple[int, Head, bool]]:
         fixed = bytearray(content[offset:at])
         fixed[_MARK_AT] = 0
         fixed[-4:] = bytes(4)
-        if magic != _MAGIC or zlib.crc32(bytes(fixed) + tenant + material) != own_sum:
+        if magic != _MAGIC or crc32(bytes(fixed) + tenant + material) != own_sum:
             return
         head = Head(
             key, root, tenant.decode(), material, value_bytes, size, bool(packed), stored_s, expires_s, value_sum

@@ -36,6 +36,7 @@ from pdbus.runtime.collector import rare_collections
 from pdbus.runtime.first import first
 from pdbus.runtime.holdings import serve_holdings
 from pdbus.runtime.lifeline import lifeline
+from pdbus.runtime.memory import keep_freed_memory
 from pdbus.runtime.service import S, Service
 from pdbus.runtime.slots import slot
 from pdbus.runtime.stop import Stop
@@ -64,6 +65,7 @@ def run(service_class: type[Service[S]], settings_class: type[S]) -> int:
             sys.stderr.write(f"pdbus {name}: {error}\n")
             return 2
         exporting = stack.enter_context(telemetry(settings, name))
+        keep_freed_memory()
         # What the imports made stays for good. A full collection that goes over all of it holds the event loop up for
         # tens of ms; nothing of the service is frozen with it, so that whatever ends can still be collected.
         gc.collect()
