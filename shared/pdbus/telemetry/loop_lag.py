@@ -41,8 +41,8 @@ async def event_loop_lag() -> AsyncIterator[None]:
             yield Observation(ordered[at], {"quantile": f"{quantile:g}"})
 
     def so_far(_: CallbackOptions) -> Iterable[Observation]:
-        for bound, count in zip((*_BUCKETS_S, float("inf")), accumulate(counts), strict=True):
-            yield Observation(count, {"le": f"{bound:g}"})
+        for bound, count in zip((*map("{:g}".format, _BUCKETS_S), "+Inf"), accumulate(counts), strict=True):
+            yield Observation(count, {"le": bound})
 
     meter().create_observable_counter(
         "pdbus.event_loop.lag.samples", [so_far], "{sample}", "How late the event loop ran what was due, by upper bound"

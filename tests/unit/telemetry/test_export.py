@@ -29,8 +29,8 @@ async def main(exporting):
         samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
         lag = {one.labels["le"]: one.value for one in samples if "lag_samples" in one.name}
         recent = {one.labels["quantile"]: one.value for one in samples if "lag_recent" in one.name}
-        assert lag["inf"] > 3, text
-        assert lag["0.2"] < lag["0.5"] <= lag["inf"], text  # only some were as late as that
+        assert lag["+Inf"] > 3, text
+        assert lag["0.2"] < lag["0.5"] <= lag["+Inf"], text  # only some were as late as that
         assert set(recent) == {"0.5", "0.99", "0.999", "1"}, text
         assert recent["0.5"] < 0.25 < recent["1"], text
         assert "pdbus_load_running" in text, text
