@@ -161,8 +161,10 @@ async def _trials(
 
 
 async def _wrong(http: aiohttp.ClientSession, running: Stack, bodies: Sequence[dict[str, Any]], one: Trial) -> int:
-    """Asks for the same again, undisturbed."""
+    """Asks for the same again, undisturbed. Raises RuntimeError where that fails: then nothing can be said."""
     again = await asyncio.gather(*(ask(http, running.url, body, 0.0, 0.0, ANSWER_S) for body in bodies))
+    if broken := [answer.error for answer in again if not answer.ok]:
+        raise RuntimeError(f"an undisturbed answer failed: {broken[0]}")
     return sum(answer.ok and answer.ids != same.ids for answer, same in zip(one.answers, again, strict=True))
 
 
