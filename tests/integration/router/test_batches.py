@@ -79,6 +79,13 @@ async def test_a_batch_from_file_to_answers(r: Rig, client: openai.AsyncOpenAI) 
     counts = batch.request_counts
     assert (counts.total, counts.completed, counts.failed) == (21, 20, 1)
     answers = await read(client, batch.output_file_id)
+    told = [answer["response"]["body"]["usage"] for answer in answers]
+    assert batch.usage is not None
+    assert batch.usage.output_tokens == 20 * 5
+    assert batch.usage.input_tokens == sum(usage["prompt_tokens"] for usage in told)
+    assert batch.usage.total_tokens == sum(usage["total_tokens"] for usage in told)
+    cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in told)
+    assert batch.usage.input_tokens_details.cached_tokens == cached
     assert {answer["custom_id"] for answer in answers} == {f"c-{number}" for number in range(20)}
     assert len(answers) == 20
     for answer in answers:
