@@ -41,6 +41,8 @@ class Answers:
     def __init__(self) -> None:
         self.asked: list[Asked] = []
         self.fills: tuple[Shares, int] | None = None
+        self.refuses = ""
+        """The number of a line."""
 
     def check(self, endpoint: str, body: bytes) -> None: ...
 
@@ -49,7 +51,7 @@ class Answers:
         await asyncio.sleep(0)
         if self.fills and len(self.asked) == self.fills[1]:
             self.fills[0].uses[RESULTS.stream].stored("t", "", ROOM, 0.0)
-        return Outcome(200, asked.body)
+        return Outcome(400 if asked.name.endswith(f"-{self.refuses}") else 200, b'{"text": "1"}')
 
 
 class World:
@@ -176,6 +178,23 @@ async def test_a_batch_of_an_old_file_ends_before_the_file_does(w: World) -> Non
     w.now_s = file.expires_s
     with pytest.raises(NotFound):
         await w.batches.create(ME, NewBatch("completions", file.id, {}), None)
+
+
+async def test_answers_that_are_read_while_the_errors_are_deleted_are_told_once(w: World) -> None:
+    """What is left of the log is stored anew, behind where the reader is."""
+    w.answers.refuses = "1"
+    batch = await w.batch(3)
+    await w.work_batch()
+    out, errors = (f"file-{batch.id}-{kind}" for kind in ("output", "errors"))
+    told = [piece async for piece in w.batches.content("t", out)]
+    reading, read = w.batches.content("t", out), list[bytes]()
+    async for piece in reading:
+        if not read:
+            await w.batches.delete("t", errors)
+        read.append(piece)
+    assert len(told) > 1
+    assert b"".join(read) == b"".join(told)
+    assert len(w.logs.entries[BATCHES(tenant="t", batch=batch.id).name]) == 1
 
 
 async def test_lines_without_room_for_an_answer_say_so_and_begin_nothing(w: World) -> None:
