@@ -31,7 +31,7 @@ def audit(folder: Path, said: str, code: int) -> subprocess.CompletedProcess[str
     [
         ([SOUND], 0, 0, "1 packages checked, 0 not, 0 known faults"),
         ([SOUND, BAD], 1, 1, "bad 2: PYSEC-1, mended in 3"),
-        ([SOUND, UNKNOWN], 0, 0, "not checked: torch (not found on PyPI)"),
+        ([SOUND, UNKNOWN], 0, 0, "not checked: torch; as of the first: not found on PyPI"),
         ([UNKNOWN], 0, 0, "NOT DONE: 0 packages checked, 1 not"),
         (None, 1, 0, "NOT DONE, nothing was checked: pip-audit ended with 1: no route"),
     ],
