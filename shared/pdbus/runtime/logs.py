@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
+from typing import Any
 
 from opentelemetry import trace
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _QUIET = ("opentelemetry", "nats", "aiohttp.access", "asyncio")
 
 
@@ -33,6 +36,16 @@ class _Text(logging.Formatter):
         found = _trace_id()
         record.trace = f" trace={found}" if found else ""
         return super().format(record)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """What others sent, and a message quotes, begins no line of its own and steers no terminal."""
+        record.message = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        """Likewise: no line of it begins as a message does."""
+        lines = super().formatException(ei).splitlines()
+        return "\n".join("    " + _CONTROL.sub(" ", line) for line in lines)
 
 
 class _Json(logging.Formatter):
