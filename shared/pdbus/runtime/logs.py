@@ -12,6 +12,8 @@ from opentelemetry import trace
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _QUIET = ("opentelemetry", "nats", "aiohttp.access", "asyncio")
+_QUIETER = ("opentelemetry.trace", "opentelemetry.baggage")
+"""What they warn of is the headers that a caller sent, and they quote them: anybody could fill the log with it."""
 
 
 def configure(service: str, id: str, level: str, style: str) -> None:
@@ -21,6 +23,8 @@ def configure(service: str, id: str, level: str, style: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+    for name in _QUIETER:
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def _trace_id() -> str:
