@@ -107,7 +107,8 @@ def _jetstream(grant: Grant) -> Iterator[str]:
     if grant.ensures:
         yield from (f"{_JS}.STREAM.CREATE.{stream}" for stream in streams())
         # Whoever changes how a stream is kept can have it emptied, or copied to where he listens
-        kept = {subject.stream for subject in (*grant.appends, *grant.puts)} if grant.service else streams()
+        own = {log.stream for log in grant.appends} | {queue.stream for queue in grant.puts}
+        kept = own if grant.service else streams()
         yield from (f"{_JS}.STREAM.UPDATE.{stream}" for stream in kept)
 
 
