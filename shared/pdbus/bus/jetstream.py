@@ -86,11 +86,11 @@ class JetStream:
                     await js.add_stream(config)
                     return
                 except nats.js.errors.APIError as error:
-                    if error.err_code != _STREAM_EXISTS:  # another process was quicker
+                    if error.err_code != _STREAM_EXISTS:
                         raise
-            else:
-                if all(getattr(there, name) == wanted for name, wanted in vars(config).items() if wanted is not None):
-                    return
+                    there = (await js.stream_info(str(config.name))).config  # another process was quicker
+            if all(getattr(there, name) == wanted for name, wanted in vars(config).items() if wanted is not None):
+                return
             await js.update_stream(config)
 
     async def ensure_consumer(self, stream: str, config: ConsumerConfig) -> str:
