@@ -25,7 +25,7 @@ up: $(VENV)/.installed-stack
 
 # Tests of one process side by side, the long files first, so that both ends have something to do until the end; then
 # those that start a whole stack, which needs the machine for itself.
-APART := -n 2 --dist loadfile --no-loadscope-reorder tests/integration tests/contract tests/unit
+APART := -n 2 --dist loadfile --no-loadscope-reorder tests/integration tests/contract tests/lessons tests/unit
 test: lint
 	$(BIN)/pytest -m "not slow and not docker" $(APART)
 	$(BIN)/pytest -m "not slow and not docker" tests/e2e

@@ -117,7 +117,7 @@ async def test_the_workers_compute_in_int8_and_say_so(default: Stack, reference:
     assert "/w-int8" in reference.compute_class
     assert reference.compute_class.endswith("/kv-int8")
     async with connect(default.nats_url, name="test") as bus, Fleet(bus) as fleet:
-        await fleet.wait_for(lambda seen: bool(seen.live("prefill") and seen.live("decode")), Deadline.after(10))
+        await fleet.wait_for(lambda seen: bool(seen.live("prefill") and seen.live("decode")), Deadline.after(60))
         cards = [*fleet.live("prefill"), *fleet.live("decode")]
     assert {card.compute_class for card in cards} == {reference.compute_class}
 

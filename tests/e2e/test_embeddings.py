@@ -70,20 +70,20 @@ def test_the_second_time_it_comes_from_the_cache(embedding_stack: Stack) -> None
         request = urllib.request.Request(
             f"{embedding_stack.url}/v1/embeddings", body, {"content-type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.headers["X-Feature-Cache"], json.loads(answer.read())
 
     first = ask()
     assert first[0] == "hits=0, misses=2"
 
     async def until_cached() -> tuple[str, Any]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (found := await asyncio.to_thread(ask))[0] != "hits=2, misses=0":
                 pass
         return found
 
     assert asyncio.run(until_cached())[1] == first[1]
-    with urllib.request.urlopen(f"{embedding_stack.url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{embedding_stack.url}/metrics", timeout=60) as answer:
         assert re.search(r'pdbus_router_features\w*\{[^}]*outcome="hit"[^}]*\} [1-9]', answer.read().decode())
 
 
@@ -115,7 +115,7 @@ def test_status_and_health_tell_of_it(embedding_stack: Stack, monkeypatch: pytes
     monkeypatch.setenv("NATS_URL", embedding_stack.nats_url)
     monkeypatch.setenv("PDBUS_MODEL", MODEL)
     assert pdbus("health", "--service", "prefill").returncode == 0
-    with urllib.request.urlopen(f"{embedding_stack.url}/readyz", timeout=10) as answer:
+    with urllib.request.urlopen(f"{embedding_stack.url}/readyz", timeout=60) as answer:
         assert answer.status == 200
 
 
@@ -138,7 +138,7 @@ def test_a_service_of_one_s_own_is_asked_for_what_the_cache_lacks(embedding_stac
         async with connect(embedding_stack.nats_url, MODEL) as client:
 
             async def until(values: tuple[bytes | None, ...], hits: int) -> None:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     while True:
                         found = await client.features(["a", "b"])
                         if (found.values, found.hits) == (values, hits):

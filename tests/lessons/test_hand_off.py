@@ -86,7 +86,7 @@ def test_09_a_cancel_at_every_state_releases():
     caught_by(
         "integration/workers/test_local_ends", "cancelled_while_its_prefix_is_looked_up", "cancelled_in_mid_prompt"
     )
-    caught_by("integration/router/test_router_faults", "a_lost_cancel_is_repeated_until_it_is_answered")
+    caught_by("integration/router/test_router_ends", "a_lost_cancel_is_repeated_until_it_is_answered")
 
 
 def test_10_a_client_that_left_holds_up_nobody():
@@ -94,7 +94,7 @@ def test_10_a_client_that_left_holds_up_nobody():
     caught_by("integration/workers/test_cancel", "a_burst_of_cancels_leaves_nothing_and_the_next_answer_comes_soon")
     caught_by("integration/workers/test_local_ends", "a_burst_of_cancels_leaves_nothing_and_the_next_answer_comes_soon")
     caught_by("unit/engine/test_core", "a_cancel_leaves_a_pass_in_its_middle")
-    caught_by("integration/router/test_router_faults", "a_client_that_goes_away_frees_everything_everywhere")
+    caught_by("integration/router/test_router_ends", "a_client_that_goes_away_frees_everything_everywhere")
 
 
 def test_11_reaping_needs_no_admission_and_health_is_progress():
@@ -155,7 +155,7 @@ def test_18_the_version_is_in_every_key():
     )
     caught_by("unit/kv/test_prefix", "every_part_of_the_scope_changes_every_key")
     caught_by("unit/kv/test_roots", "it_covers_exactly_what_kv_depends_on")
-    caught_by("integration/router/test_router_http", "answers_of_another_version_are_never_taken")
+    caught_by("integration/router/test_http_versions", "answers_of_another_version_are_never_taken")
 
 
 def test_19_what_is_read_is_checked_after_it_was_read():

@@ -122,7 +122,7 @@ def test_15_ready_is_to_hold_the_version():
 
 def test_16_pinned_once_and_carried_through():
     """AReaL#1569, rllm#622: the version is read after the answer, and mislabels it."""
-    caught_by("integration/router/test_router_http", "a_ref_that_moves_while_a_request_waits_is_followed")
+    caught_by("integration/router/test_http_versions", "a_ref_that_moves_while_a_request_waits_is_followed")
     caught_by("integration/router/test_router_faults", "tokens_of_a_foreign_root_alone_are_never_shown")
     caught_by("integration/workers/test_watermark", "no_answer_has_a_part_of_another_version")
 

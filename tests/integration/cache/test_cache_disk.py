@@ -135,7 +135,7 @@ async def test_after_kill_9_in_the_middle_of_writing_pages_are_whole_or_absent(
                 card.id == name and card.state == "ready" and card.incarnation not in known
                 for card in fleet.live("cache")
             ),
-            Deadline.after(30.0),
+            Deadline.after(100),
         )
         return process
 

@@ -45,7 +45,7 @@ async def node(nats_url: str, fleet: Fleet, name: str, model: str) -> AsyncItera
     """A node in this process, ready."""
     settings = CacheSettings(nats_url=nats_url, id=name, model=model, cache_bytes=16 << 20)
     async with connect(nats_url, name=name) as bus, living(CacheService(settings, bus)) as service:
-        await fleet.wait_for(lambda fleet: ready(fleet, name, bus.incarnation), Deadline.after(30.0))
+        await fleet.wait_for(lambda fleet: ready(fleet, name, bus.incarnation), Deadline.after(100))
         yield service
 
 
@@ -113,7 +113,7 @@ async def test_a_ring_of_two_nodes_outlives_one_of_them(
             for _ in range(5):  # a write is best effort: on a busy machine some are given up
                 for key, value in zip(keys, values, strict=True):
                     ring.put("result", key, root, b"m", value, ctx(), ttl_s=60.0)
-                await ring.drain(Deadline.after(30.0))
+                await ring.drain(Deadline.after(100))
             assert await ring.get("result", keys, root, materials, ctx()) == values
         assert await ring.get("result", keys, root, materials, ctx()) == values
         scanned = await bus.call(CACHE_SCAN(node=staying.settings.id), CacheScan(root=root), ctx())
@@ -128,7 +128,7 @@ async def test_a_process_stays_within_its_memory(
     environ = {**os.environ, "NATS_URL": nats_url, "PDBUS_ID": name, "PDBUS_CACHE_BYTES": str(given)}
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "pdbus.cache", env=environ)
     try:
-        await fleet.wait_for(lambda fleet: ready(fleet, name), Deadline.after(30.0))
+        await fleet.wait_for(lambda fleet: ready(fleet, name), Deadline.after(100))
         before = resident(process.pid)
         client, noise = CacheNode(bus, name), random.Random(3)
         root = sha256(name.encode()).digest()
@@ -147,7 +147,7 @@ async def test_a_process_stays_within_its_memory(
         assert 0 < card.load.bytes_used <= card.load.bytes_total <= given * 0.7
     finally:
         process.terminate()
-        assert await asyncio.wait_for(process.wait(), 30.0) == 0
+        assert await asyncio.wait_for(process.wait(), 100) == 0
 
 
 def resident(pid: int) -> int:

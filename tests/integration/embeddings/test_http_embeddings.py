@@ -217,7 +217,7 @@ async def test_it_is_ready_with_a_prefill_worker_alone_and_the_document_tells_of
     }
     assert "EmbeddingList" in told["components"]["schemas"]
     await r.lives[0].aclose()
-    await until(lambda: bool(r.router.why_not_ready()), 10)
+    await until(lambda: bool(r.router.why_not_ready()))
     async with http.get("/readyz") as answer:
         assert answer.status == 503
         assert (await answer.json())["detail"] == "no prefill worker is ready for the current version"

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from pdbus.bus.bus import connect
 from pdbus.bus.presence import Fleet
@@ -44,13 +45,14 @@ class Servers:
     async def end(self, number: int, how: signal.Signals) -> int:
         child = self._children.pop(number)
         child.send_signal(how)
-        return await asyncio.wait_for(child.wait(), 30)
+        return await asyncio.wait_for(child.wait(), 60)
 
     async def aclose(self) -> None:
         for number in list(self._children):
             await self.end(number, signal.SIGKILL)
 
 
+@pytest.mark.timeout(400)
 async def test_a_killed_server_is_missed_by_nobody_and_repairs_itself(
     nats_url: str, tmp_path: Path, unique: Callable[[str], str]
 ) -> None:
@@ -72,7 +74,7 @@ async def test_a_killed_server_is_missed_by_nobody_and_repairs_itself(
                     card and fleet.state(card.id) == "live" and card.state == "ready" and card.roots for card in cards
                 )
 
-            await fleet.wait_for(holds, Deadline.after(40))
+            await fleet.wait_for(holds, Deadline.after(100))
             await follower.caught_up(Deadline.after(30))
             head = follower.history.head("stable")
             assert head

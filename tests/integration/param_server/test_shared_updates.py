@@ -223,6 +223,7 @@ asyncio.run(main(*sys.argv[1:4], int(sys.argv[4]), *sys.argv[5:]))
 """
 
 
+@pytest.mark.timeout(400)
 async def test_killed_processes_leave_the_old_version_and_the_others_are_told(
     rig: ParamServers, three: list[Weights]
 ) -> None:
@@ -240,18 +241,18 @@ async def test_killed_processes_leave_the_old_version_and_the_others_are_told(
 
     async def said(process: asyncio.subprocess.Process) -> str:
         assert process.stdout
-        return (await asyncio.wait_for(process.stdout.readline(), 30)).decode().strip()
+        return (await asyncio.wait_for(process.stdout.readline(), 100)).decode().strip()
 
     async def without(victim: int) -> None:
         child = await start(f"without {victim}", victim, EMBED, "staged")
         assert await said(child) == "ready"
         go(child)
-        terms = {"tx": f"without {victim}", "timeout_s": 3.0}
+        terms = {"tx": f"without {victim}", "timeout_s": 6.0}
         left = asyncio.create_task(push(three[victim], (1 - victim, 2), norm(1), **terms))
         assert [await said(child), await said(child)] == ["begun", "staged"]
         child.send_signal(signal.SIGKILL)
         await child.wait()
-        error = await asyncio.wait_for(left, 40)
+        error = await asyncio.wait_for(left, 100)
         assert isinstance(error, DeadlineExceeded | Unavailable), error
 
     async def together() -> None:

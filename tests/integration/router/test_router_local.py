@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import aiohttp
@@ -24,12 +23,6 @@ from tests.support.completing import (
     text_of,
 )
 from tests.support.router_rig import Rig, rig, until
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession() as session:
-        yield session
 
 
 @pytest.mark.parametrize("fault", FRAME_FAULTS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -18,12 +17,6 @@ from tests.support.completing import complete, completion, text_of
 from tests.support.router_rig import MODEL, Rig, rig, until
 
 PREFIX = "You are a helpful assistant, and you know these things by heart: "  # 4 pages and one token
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession() as session:
-        yield session
 
 
 def _placed(r: Rig, monkeypatch: pytest.MonkeyPatch) -> list[Pair]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-PATIENCE_S = 40.0
+PATIENCE_S = 100.0
 
 
 def wait_until(condition: Callable[[], Any], what: str, within_s: float = PATIENCE_S, every_s: float = 0.02) -> Any:

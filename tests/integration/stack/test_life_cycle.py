@@ -39,7 +39,7 @@ class Toy:
 
     def rest(self) -> list[str]:
         """Its steps until it ended."""
-        output, _ = self.process.communicate(timeout=30)
+        output, _ = self.process.communicate(timeout=100)
         return [line[5:] for line in output.splitlines() if line.startswith("toy: ")]
 
 
@@ -76,7 +76,9 @@ async def test_whoever_may_ask_for_it_by_the_bus_ends_it_likewise(toy: Callable[
     running = toy("slow_drain", PDBUS_DRAIN_S="0.5")
     await asyncio.to_thread(running.steps, "card ready")
     async with connect(nats_url, name="test") as bus, Fleet(bus) as fleet:
-        await fleet.wait_for(lambda fleet: any(card.service == "toy" for card in fleet.live("toy")), Deadline.after(30))
+        await fleet.wait_for(
+            lambda fleet: any(card.service == "toy" for card in fleet.live("toy")), Deadline.after(100)
+        )
         (card,) = [card for card in fleet.live("toy") if card.state == "ready"]
         to = DRAIN(service="toy", id=card.id)
         with pytest.raises(Conflict):  # who asks again must not hit the next life of that process
@@ -100,7 +102,7 @@ def test_a_start_is_interrupted_without_close(toy: Callable[..., Toy]) -> None:
 
 def test_a_start_that_fails_ends_the_process_with_the_reason(toy: Callable[..., Toy]) -> None:
     running = toy("bad_start")
-    _, errors = running.process.communicate(timeout=30)
+    _, errors = running.process.communicate(timeout=100)
     assert running.process.returncode == 1
     assert "this toy is broken" in errors
 
@@ -108,7 +110,7 @@ def test_a_start_that_fails_ends_the_process_with_the_reason(toy: Callable[..., 
 def test_a_service_that_failed_is_closed_without_a_drain(toy: Callable[..., Toy]) -> None:
     running = toy("fails")
     assert running.steps("close")[-3:] == ["card draining", "stop_intake", "close"]
-    _, errors = running.process.communicate(timeout=30)
+    _, errors = running.process.communicate(timeout=100)
     assert "the engine died" in errors
     assert running.process.returncode == 1
 
@@ -127,7 +129,7 @@ def test_a_drain_ends_with_its_deadline(toy: Callable[..., Toy]) -> None:
     start = time.monotonic()
     running.process.terminate()
     assert running.rest()[-2:] == ["drain", "close"]
-    assert 0.3 <= time.monotonic() - start < 5
+    assert 0.3 <= time.monotonic() - start < 60
     assert running.process.returncode == 0
 
 
@@ -143,7 +145,7 @@ def test_a_second_signal_cuts_the_drain_short(toy: Callable[..., Toy]) -> None:
 
 def test_wrong_settings_are_refused_by_name(toy: Callable[..., Toy]) -> None:
     running = toy(PDBUS_DRAIN_S="soon")
-    _, errors = running.process.communicate(timeout=30)
+    _, errors = running.process.communicate(timeout=100)
     assert running.process.returncode == 2
     assert "PDBUS_DRAIN_S" in errors
     assert "Traceback" not in errors
@@ -170,7 +172,7 @@ def test_it_can_be_stopped_while_there_is_no_nats_server(toy: Callable[..., Toy]
     assert running.process.stderr is not None
     assert "connecting to NATS" in running.process.stderr.readline()
     running.process.terminate()
-    assert running.process.wait(10) == 0
+    assert running.process.wait(100) == 0
 
 
 def test_a_lost_launcher_ends_it_without_a_drain(toy: Callable[..., Toy]) -> None:
@@ -186,14 +188,14 @@ def test_a_lost_launcher_ends_it_without_a_drain(toy: Callable[..., Toy]) -> Non
 async def test_its_card_tells_what_it_is_and_goes_with_it(toy: Callable[..., Toy], nats_url: str) -> None:
     async with connect(nats_url, name="test") as bus, Fleet(bus) as fleet:
         running = toy(PDBUS_MODEL="some-model")
-        await fleet.wait_for(lambda seen: any(c.state == "ready" for c in seen.live("toy")), Deadline.after(30))
+        await fleet.wait_for(lambda seen: any(c.state == "ready" for c in seen.live("toy")), Deadline.after(100))
         (card,) = fleet.live("toy")
         assert (card.model, card.detail, card.load.running) == ("some-model", "playing", 1)
         assert card.host == socket.gethostname()
         assert card.bulk
         running.process.terminate()
-        await fleet.wait_for(lambda seen: seen.state(card.id) == "dead", Deadline.after(30))
-    assert running.process.wait(10) == 0
+        await fleet.wait_for(lambda seen: seen.state(card.id) == "dead", Deadline.after(100))
+    assert running.process.wait(100) == 0
 
 
 class _relay:

@@ -118,17 +118,17 @@ async def test_another_model_s_request_is_refused(asked: Asked):
 async def test_requests_wait_for_each_other_and_one_that_is_given_up_ends_soon(asked: Asked):
     big = [(5 + at % 100,) * MOST_TOKENS for at in range(MOST_TEXTS)]
     many = [asyncio.create_task(asked.embed(*big)) for _ in range(6)]
-    await until(lambda: asked.worker.load().waiting > 0, 10)
+    await until(lambda: asked.worker.load().waiting > 0)
     with pytest.raises(DeadlineExceeded):
         await asked.embed(*big, seconds=0.005)
     assert len({reply.vectors for reply in await asyncio.gather(*many)}) == 1
-    await until(lambda: asked.worker.load().running == 0, 10)
+    await until(lambda: asked.worker.load().running == 0)
 
 
 async def test_draining_finishes_what_it_has_and_takes_nothing_new(asked: Asked):
     big = [(5 + at % 100,) * MOST_TOKENS for at in range(MOST_TEXTS)]
     running = asyncio.create_task(asked.embed(*big))
-    await until(lambda: asked.worker.load().running > 0, 10)
+    await until(lambda: asked.worker.load().running > 0)
     await asked.worker.stop_intake()
     with pytest.raises(Unavailable):
         await asked.embed((5, 6))

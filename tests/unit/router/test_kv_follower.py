@@ -124,7 +124,7 @@ async def test_the_dead_are_forgotten_and_asked_when_they_come_back(index: KvFol
     await told.serve()
     await told.show()
     await until(lambda: index.table.keys_of("w") == 10)
-    await until(lambda: fleet.state("w") == "dead" and index.table.incarnation("w") is None, 8)
+    await until(lambda: fleet.state("w") == "dead" and index.table.incarnation("w") is None)
     await told.show()
     await until(lambda: index.table.keys_of("w") == 10)
     assert told.asked == 2

@@ -1,0 +1,176 @@
+"""Streams of replies: the same on the twin and on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from pdbus.bus import serving, streams
+from pdbus.bus.codec import encode
+from pdbus.bus.transport import Raw
+from pdbus.context import Deadline, RequestContext
+from pdbus.errors import (
+    Corrupt,
+    Overloaded,
+    StaleAttempt,
+    Unavailable,
+)
+from pdbus.messages.router import InferReply, InferRequest
+from pdbus.subjects import INFER
+from tests.support.nats import BusPair
+
+Unique = Callable[[str], str]
+
+
+ASK_STREAM = InferRequest("completions", {})
+
+
+def soon(seconds: float = 30.0) -> RequestContext:
+    return RequestContext.after(seconds)
+
+
+async def test_a_queue_group_shares_its_requests(bus_pair: BusPair, unique: Unique) -> None:
+    to = INFER(model=unique("m"))
+    answered = {"server": 0, "client": 0}
+
+    def make(name: str) -> Callable[[InferRequest, RequestContext], AsyncIterator[InferReply]]:
+        async def handler(message: InferRequest, ctx: RequestContext) -> AsyncIterator[InferReply]:
+            answered[name] += 1
+            yield InferReply({})
+
+        return handler
+
+    await bus_pair.server.serve(to, make("server"))
+    await bus_pair.client.serve(to, make("client"))
+    for _ in range(60):
+        async with bus_pair.client.stream(to, ASK_STREAM, soon()) as replies:
+            assert [reply async for reply in replies] == [InferReply({})]
+    assert sum(answered.values()) == 60
+    assert min(answered.values()) > 5
+
+
+async def count_to(limit: int, message: InferRequest, ctx: RequestContext) -> AsyncIterator[InferReply]:
+    for number in range(limit):
+        yield InferReply({"number": number})
+
+
+async def test_a_stream_comes_whole_and_in_order(bus_pair: BusPair, unique: Unique) -> None:
+    to = INFER(model=unique("m"))
+    await bus_pair.server.serve(to, lambda message, ctx: count_to(500, message, ctx))
+    async with bus_pair.client.stream(to, ASK_STREAM, soon()) as replies:
+        assert [reply.data["number"] async for reply in replies] == list(range(500))
+        with pytest.raises(StopAsyncIteration):
+            await anext(replies)
+
+
+async def test_an_error_ends_a_stream_after_what_came_before(bus_pair: BusPair, unique: Unique) -> None:
+    async def handler(message: InferRequest, ctx: RequestContext) -> AsyncIterator[InferReply]:
+        yield InferReply({})
+        raise StaleAttempt("a newer one")
+
+    to = INFER(model=unique("m"))
+    await bus_pair.server.serve(to, handler)
+    async with bus_pair.client.stream(to, ASK_STREAM, soon()) as replies:
+        assert await anext(replies) == InferReply({})
+        with pytest.raises(StaleAttempt, match="a newer one"):
+            await anext(replies)
+
+
+async def test_a_caller_that_leaves_closes_the_generator(bus_pair: BusPair, unique: Unique) -> None:
+    closed = asyncio.Event()
+
+    async def handler(message: InferRequest, ctx: RequestContext) -> AsyncIterator[InferReply]:
+        try:
+            yield InferReply({})
+            await asyncio.sleep(600)
+        finally:
+            closed.set()
+
+    to = INFER(model=unique("m"))
+    registration = await bus_pair.server.serve(to, handler)
+    async with bus_pair.client.stream(to, ASK_STREAM, soon(60)) as replies:
+        await anext(replies)
+    async with asyncio.timeout(30):
+        await closed.wait()
+    await registration.drain(Deadline.after(30))
+    assert registration.running == 0
+
+
+async def test_a_caller_whose_process_died_closes_the_generator(
+    bus_pair: BusPair, unique: Unique, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "KEEPALIVE_S", 0.05)
+    closed = asyncio.Event()
+
+    async def handler(message: InferRequest, ctx: RequestContext) -> AsyncIterator[InferReply]:
+        try:
+            await asyncio.sleep(600)
+            yield InferReply({})
+        finally:
+            closed.set()
+
+    to = INFER(model=unique("m"))
+    await bus_pair.server.serve(to, handler)
+    # An inbox to which nobody subscribes is all that a dead process leaves.
+    bus_pair.client.transport.send(to.name, encode(ASK_STREAM), reply="_INBOX.dead.1")
+    async with asyncio.timeout(30):
+        await closed.wait()
+
+
+async def test_a_silent_sender_is_given_up(bus_pair: BusPair, unique: Unique, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "LONGEST_SILENCE_S", 0.1)
+    to = INFER(model=unique("m"))
+    await bus_pair.server.transport.subscribe(to.name, lambda raw: None)
+    with pytest.raises(Unavailable, match="silent"):
+        async with bus_pair.client.stream(to, ASK_STREAM, soon(60)) as replies:
+            await anext(replies)
+
+
+async def test_a_slow_handler_that_is_alive_is_waited_for(
+    bus_pair: BusPair, unique: Unique, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "LONGEST_SILENCE_S", 0.3)
+    monkeypatch.setattr(serving, "KEEPALIVE_S", 0.05)
+
+    async def handler(message: InferRequest, ctx: RequestContext) -> AsyncIterator[InferReply]:
+        await asyncio.sleep(0.8)
+        yield InferReply({})
+
+    to = INFER(model=unique("m"))
+    await bus_pair.server.serve(to, handler)
+    async with bus_pair.client.stream(to, ASK_STREAM, soon(60)) as replies:
+        assert [reply async for reply in replies] == [InferReply({})]
+
+
+async def test_a_missing_frame_is_noticed(bus_pair: BusPair, unique: Unique) -> None:
+    to = INFER(model=unique("m"))
+    server = bus_pair.server.transport
+
+    def answer(raw: Raw) -> None:
+        for sequence in (0, 2):
+            server.send(raw.reply, b"\x81\xa4data\x80", headers={"pd-seq": str(sequence)})
+
+    await server.subscribe(to.name, answer)
+    async with bus_pair.client.stream(to, ASK_STREAM, soon()) as replies:
+        assert await anext(replies) == InferReply({})
+        with pytest.raises(Corrupt):
+            await anext(replies)
+
+
+async def test_a_reader_far_behind_loses_its_stream_only(
+    bus_pair: BusPair, unique: Unique, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "QUEUE_FRAMES", 10)
+    to = INFER(model=unique("m"))
+    registration = await bus_pair.server.serve(to, lambda message, ctx: count_to(1000, message, ctx))
+    async with bus_pair.client.stream(to, ASK_STREAM, soon()) as replies:
+        await bus_pair.client.transport.barrier()  # the request is at the broker
+        await bus_pair.server.transport.barrier()  # and here
+        await registration.drain(Deadline.after(30))
+        await bus_pair.server.transport.barrier()  # all frames are at the broker
+        await bus_pair.client.transport.barrier()  # and here
+        with pytest.raises(Overloaded):
+            async for _ in replies:
+                pass
