@@ -139,7 +139,7 @@ def _u32(rng: Random) -> int:
 
 
 def _packed(rng: Random) -> None:
-    """zstd: frames that tell another size or none, several, cut ones, and some that unpack to a thousand times as much."""
+    """zstd: frames that tell another size or none, several, cut ones, and some that grow a thousandfold."""
     content = blob(rng) * rng.choice((1, 100, 2_000))
     tells = rng.random() < 0.5
     frame = zstandard.ZstdCompressor(level=1, write_content_size=tells).compress(content)
