@@ -41,7 +41,7 @@ MAY = {
 """The last three are of one process: of another kind's, as here, nobody tells and nobody serves."""
 NOBODYS = (
     "$SYS.REQ.SERVER.PING", "$SYS.REQ.ACCOUNT.PING.CONNZ", "$JS.API.STREAM.DELETE.PD_FILES", "$JS.API.STREAM.NAMES",
-    "$JS.API.DIRECT.GET.PD_FILES", "$JS.API.STREAM.SNAPSHOT.PD_FILES", "$JS.API.CONSUMER.CREATE.PD_FILES",
+    "$JS.API.DIRECT.GET.PD_FILES", "$JS.API.STREAM.SNAPSHOT.PD_FILES", "$JS.API.CONSUMER.CREATE.PD_CHANGELOG",
     "$JS.API.STREAM.CREATE.OTHER", "pd.v1.other", "somebody.else",
 )  # fmt: skip
 pytestmark = pytest.mark.asyncio(loop_scope="module")
