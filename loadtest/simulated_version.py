@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from pdbus.canonical import content_digest
-from pdbus.context import RequestContext
+from pdbus.context import Deadline, RequestContext
 from pdbus.errors import NotFound
 from pdbus.kv.format import PageFormat
 from pdbus.kv.prefix import PrefixScope
@@ -93,6 +93,8 @@ class SimulatedVersions:
     def __init__(self, *manifests: Manifest) -> None:
         self.history = History()
         self.confirmed_age_s = 0.0
+        self.unread: list[tuple[str, Digest]] = []
+        """Refs that are in the log already and not in `history`."""
         self._manifests = {manifest.root: manifest for manifest in manifests}
         self._callbacks: list[Callable[[History], object]] = []
         for root in self._manifests:
@@ -102,6 +104,11 @@ class SimulatedVersions:
     def move(self, ref: str, root: Digest) -> None:
         """Appends a ref entry."""
         self._append(LogEntry(ref=Ref(ref, root, "simulated")))
+
+    async def caught_up(self, deadline: Deadline) -> None:
+        """As HistoryFollower's."""
+        while self.unread:
+            self.move(*self.unread.pop(0))
 
     def on_change(self, callback: Callable[[History], object]) -> Callable[[], None]:
         self._callbacks.append(callback)

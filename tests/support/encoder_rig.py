@@ -44,6 +44,9 @@ class LocalVersions:
     def move(self, ref: str, root: bytes, share: float | None = None) -> None:
         self._append(LogEntry(ref=Ref(ref, root, "test", share=share)))
 
+    async def caught_up(self, deadline: Deadline) -> None:
+        """There is nothing else."""
+
     def on_change(self, callback: Callable[[History], object]) -> Callable[[], None]:
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)

@@ -68,7 +68,7 @@ class Embeddings:
         ctx = caller.ctx
         ctx.deadline.check("the request was taken")
         self._models.check_name(request.model)
-        self._models.resolve(request.ref)
+        await self._models.check_ref(request.ref, ctx.deadline)
         pieces = -(-len(request.inputs) // MOST_TEXTS)
         async with AsyncExitStack() as stack:
             spending = stack.enter_context(self._quotas.hold(caller.identity, pieces))

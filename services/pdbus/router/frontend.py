@@ -108,7 +108,7 @@ class Frontend:
         deadline = caller.ctx.deadline
         deadline.check("the request was taken")
         self.models.check_name(request.model)
-        self.models.resolve(request.ref)
+        await self.models.check_ref(request.ref, deadline)
         choices = request.n * max(len(request.prompts), 1)
         async with AsyncExitStack() as stack:
             spending = stack.enter_context(self._quotas.hold(caller.identity, choices))

@@ -8,12 +8,13 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
 
 from pdbus.context import Deadline, RequestContext
-from pdbus.errors import InvalidRequest, NotFound, PdbusError, Unavailable
+from pdbus.errors import DeadlineExceeded, InvalidRequest, NotFound, PdbusError, Unavailable
 from pdbus.messages.common import Digest
 from pdbus.router.canary import ref_of
 from pdbus.router.encoder_version import EncoderVersion
@@ -32,6 +33,7 @@ FINGERPRINT = "root-"
 _MOST_LOADED = 8
 _LOAD_S = 60.0
 _AGAIN_S = 2.0
+_LOOK_S = 1.0
 
 
 class Follower(Protocol):
@@ -44,6 +46,8 @@ class Follower(Protocol):
     def confirmed_age_s(self) -> float: ...
 
     def on_change(self, callback: Callable[[History], object]) -> Callable[[], None]: ...
+
+    async def caught_up(self, deadline: Deadline) -> None: ...
 
 
 class Reader(Protocol):
@@ -66,6 +70,7 @@ class Models:
         self._built: tuple[Digest, AnyVersion] | None = None
         """The last version that was built of its files, and the digest of these: most commits change weights only."""
         self._news = asyncio.Event()
+        self._looking = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         self._stop_following = self._follower.on_change(lambda _: self._news.set())
@@ -105,6 +110,19 @@ class Models:
         """The ref that `ref` names (`stable` if None); None where it names a root."""
         name = DEFAULT_REF if ref is None else ref
         return name if ref is None or name in self.refs else None
+
+    async def check_ref(self, ref: str | None, deadline: Deadline) -> None:
+        """Raises as `resolve`. Who has just made a ref may ask for it before this router has read of it: no name is
+        refused before the log was read to its end."""
+        try:
+            self.resolve(ref)
+            return
+        except NotFound:
+            within = deadline.within(_LOOK_S)
+        with suppress(DeadlineExceeded, TimeoutError):
+            async with within.timeout(), self._looking:  # one at a time, whoever asks for how many unknown names
+                await self._follower.caught_up(within)
+        self.resolve(ref)
 
     def resolve(self, ref: str | None) -> Digest:
         """The root that a request is pinned to: of a ref (`stable` if None), or of a root's first hex digits.
@@ -175,7 +193,7 @@ class Models:
             failed = [error for load in loads if (error := _failure(load)) is not None]
             for error in failed:
                 log.warning("a version can't be loaded yet: %s", error, exc_info=not isinstance(error, PdbusError))
-            with contextlib.suppress(TimeoutError):
+            with suppress(TimeoutError):
                 async with asyncio.timeout(_AGAIN_S if failed else None):
                     await self._news.wait()
 

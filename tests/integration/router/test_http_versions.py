@@ -137,6 +137,13 @@ async def test_without_a_confirmed_log_no_ref_is_served(http: aiohttp.ClientSess
     assert (await post(http, r))[0] == 200
 
 
+async def test_a_ref_that_its_maker_asks_for_at_once_is_looked_for_in_the_log(http: aiohttp.ClientSession, r: Rig):
+    r.versions.unread.append(("new", r.roots[1]))
+    status, told, _ = await post(http, r, BODY | {"model": f"{MODEL}@new"})
+    assert (status, told["system_fingerprint"]) == (200, "root-" + r.roots[1].hex())
+    assert (await post(http, r, BODY | {"model": f"{MODEL}@nowhere"}))[0] == 404
+
+
 async def test_a_ref_that_moves_while_a_request_waits_is_followed(http: aiohttp.ClientSession):
     async with rig(versions=2, max_inflight=1) as r:
         for worker in r.workers:
