@@ -27,7 +27,7 @@ from pdbus.kv.prefix import PrefixScope
 from pdbus.messages.common import Digest, Ticket
 from pdbus.messages.decode import DecodeRun
 from pdbus.messages.prefill import PrefillRun
-from pdbus.messages.presence import Card, Load
+from pdbus.messages.presence import Card, Load, State
 from pdbus.messages.router import TokenItem
 from pdbus.messages.workers import Accepted, Cancel, Resend, ResendReply
 from pdbus.subjects import CANCEL, DECODE_RESEND, DECODE_RUN, PREFILL_RESEND, PREFILL_RUN, TOKENS
@@ -72,6 +72,7 @@ class SimulatedWorker:
         self._stack = AsyncExitStack()
         self._presence = Presence(bus, self._card)
         self._hung = self._silent = False
+        self.state: State = "ready"
 
     @property
     def held(self) -> int:
@@ -125,6 +126,12 @@ class SimulatedWorker:
         self._hung = True
         await self._presence.__aexit__(None, None, None)
 
+    async def engine_hangs(self) -> None:
+        """It answers, accepts and says that it is hung, and computes nothing any more."""
+        self.behaviour.tamper = lambda frame: ()
+        self.state = "hung"
+        await self._presence.announce()
+
     def begin(self, ticket: Ticket) -> None:
         """The ticket's KV is here."""
         self._begin(ticket, reads=False)
@@ -142,7 +149,7 @@ class SimulatedWorker:
             self.id,
             self.incarnation,
             seq,
-            "ready",
+            self.state,
             self._model,
             roots=self.roots,
             load=Load(

@@ -161,8 +161,10 @@ async def _trials(
 
 
 async def _wrong(http: aiohttp.ClientSession, running: Stack, bodies: Sequence[dict[str, Any]], one: Trial) -> int:
-    """Asks for the same again, undisturbed."""
+    """Asks for the same again, undisturbed. Raises RuntimeError where that fails: then nothing can be said."""
     again = await asyncio.gather(*(ask(http, running.url, body, 0.0, 0.0, ANSWER_S) for body in bodies))
+    if broken := [answer.error for answer in again if not answer.ok]:
+        raise RuntimeError(f"an undisturbed answer failed: {broken[0]}")
     return sum(answer.ok and answer.ids != same.ids for answer, same in zip(one.answers, again, strict=True))
 
 
@@ -184,6 +186,10 @@ def render(rows: Sequence[Row], itl: Itl | None) -> str:
             [name, *(f"{1e3 * seen[f'{key}_{share}']:.1f}" for share in (0.5, 0.99))]
             for name, key in (("every 100 tokens", "with"), ("none", "without"))
         ]
-        cost = f"time per token with snapshots: {100 * (seen['ratio'] - 1):+.1f} % (median of {len(itl.ratios)} rounds)"
+        costs = [
+            f"{what} {100 * (seen[key] - 1):+.1f} %"
+            for what, key in (("time", "ratio"), ("processor time", "cpu_ratio"))
+        ]
+        cost = f"per token, with snapshots: {', '.join(costs)} (medians of {len(itl.ratios)} rounds)"
         told += [markdown(["snapshots", "ITL p50 ms", "p99 ms"], lines), cost]
     return "\n\n".join(told)

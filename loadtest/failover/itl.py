@@ -1,4 +1,6 @@
-"""What snapshots cost the answers that they are made of: time per token with and without, in turns on two stacks."""
+"""What snapshots cost the answers that they are made of: time per token with and without, in turns on two stacks.
+
+And processor time, of all of a stack's processes: it tells the same where others use the machine too."""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ import aiohttp
 from loadtest.client import ask, session
 from loadtest.failover.trial import ANSWER_S, percentile
 from loadtest.measurement import options
+from loadtest.memory import cpu_s
 from loadtest.prompts import Prompts, completion
 from loadtest.stack import Stack, stack
 
@@ -29,11 +32,15 @@ class Itl:
     """Of all rounds."""
     ratios: list[float]
     """Of each round: mean time per token with snapshots, in times of that without."""
+    cpu_ratios: list[float]
+    """Likewise, of processor time."""
 
     def as_json(self) -> dict[str, Any]:
         return {
             "ratio": statistics.median(self.ratios),
             "ratios": self.ratios,
+            "cpu_ratio": statistics.median(self.cpu_ratios),
+            "cpu_ratios": self.cpu_ratios,
             **{
                 f"{name}_{share}": percentile(self.gaps_s[tokens], share)
                 for name, tokens in (("with", WITH), ("without", WITHOUT))
@@ -47,6 +54,7 @@ async def measure_itl(given: argparse.Namespace) -> Itl:
     prompts, up = Prompts.of(given.model), (*options(given), "--decode", "1", "--cache-nodes", "1")
     gaps: dict[str, list[float]] = {WITH: [], WITHOUT: []}
     ratios: list[float] = []
+    cpu_ratios: list[float] = []
     async with AsyncExitStack() as life:
         http = await life.enter_async_context(session())
         stacks = {
@@ -54,14 +62,22 @@ async def measure_itl(given: argparse.Namespace) -> Itl:
         }
         for number in range(-1, given.itl_rounds):  # one to warm up
             means: dict[str, float] = {}
+            used: dict[str, float] = {}
             for tokens in (WITH, WITHOUT) if number % 2 else (WITHOUT, WITH):
+                before_s = _cpu_s(stacks[tokens])
                 seen = await _gaps(http, stacks[tokens], prompts, given, f"itl/{number}")
+                used[tokens] = _cpu_s(stacks[tokens]) - before_s
                 means[tokens] = statistics.fmean(seen)
                 if number >= 0:
                     gaps[tokens] += seen
             if number >= 0:
                 ratios.append(means[WITH] / means[WITHOUT])
-    return Itl(gaps, ratios)
+                cpu_ratios.append(used[WITH] / used[WITHOUT])
+    return Itl(gaps, ratios, cpu_ratios)
+
+
+def _cpu_s(running: Stack) -> float:
+    return sum(map(cpu_s, running.pids().values()))
 
 
 async def _gaps(

@@ -21,7 +21,8 @@ from pdbus.bus.presence import Fleet
 from pdbus.context import Deadline
 from pdbus.messages.presence import Card
 
-ANSWER_S = 120.0
+ANSWER_S = 500.0
+"""So long also where others use the machine too."""
 _BACK_S = 120.0
 _LOOK_S = 0.01
 

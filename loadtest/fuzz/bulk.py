@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from pdbus.bus.bulk_frames import Frame, read_frame
 from pdbus.bus.bus import Bus, memory_bus
 from pdbus.bus.codec import encode
 from pdbus.bus.memory import MemoryBroker
+from pdbus.bus.transport import Raw
 from pdbus.context import Deadline
 from pdbus.errors import Corrupt, PdbusError, WireError
 from pdbus.messages.bulk import Credit
@@ -24,6 +26,8 @@ from pdbus.subjects import CREDIT, TRANSFER
 
 _PATIENCE_S = 0.03
 """Of the stream that an input goes to: after it, whatever came, the stream has to be over."""
+_MOST_CREDITS = 12
+"""For one stream: each may have all its frames sent again, and each of those be answered."""
 _STRANGER = CREDIT.name(address="stranger")
 _FLAGS = (0, frames.ITEM_FIRST, frames.ITEM_LAST, 3, 3, 3, frames.END, frames.ABORT, frames.ALIVE, 31, 32, 255)
 
@@ -34,6 +38,7 @@ class Bulk:
     def __init__(self, receiver: Bus, sender: Bus) -> None:
         self._receiver, self._sender = receiver, sender
         self._messages = Messages({})
+        self._numbers = itertools.count()
 
     async def one(self, rng: Random) -> bool:
         kind = rng.random()
@@ -76,19 +81,37 @@ class Bulk:
         return True
 
     async def _credits(self, rng: Random) -> bool:
-        """A stream that is being sent gets them."""
-        own = CREDIT.name(address=self._sender.bulk.address)
-        for _ in range(rng.randrange(1, 4)):
-            credit = self._messages.of(rng, Credit)
-            credit["stream"] = str(rng.randrange(4)) if rng.random() < 0.8 else credit["stream"]
-            whole = pack(spoiled(rng, credit, leaf) if rng.random() < 0.5 else credit)
-            self._receiver.transport.send(own, damaged(rng, whole) if rng.random() < 0.2 else whole)
+        """A stream that is being sent gets them in answer to its frames: else none would be of an open stream."""
+        subject = TRANSFER.name(address="strange", stream=str(next(self._numbers)))
+        left = _MOST_CREDITS
+
+        def answer(raw: Raw) -> None:
+            nonlocal left
+            frame = read_frame(raw.data)
+            left -= 1
+            if left >= 0 and not frame.flags & frames.ABORT:
+                self._receiver.transport.send(raw.reply, self._credit(rng, frame))
+
+        elsewhere = rng.random() < 0.05  # then the broker says that nobody is there
+        listening = await self._receiver.transport.subscribe(f"{subject}{'x' * elsewhere}", answer)
         try:
-            async with self._sender.bulk.send(TRANSFER.name(address="no", stream="body"), Deadline.after(1)) as out:
-                await out.item(Credit("a", 1), b"x" * 10)
+            async with self._sender.bulk.send(subject, Deadline.after(_PATIENCE_S)) as out:
+                for _ in range(frames.FIRST_WINDOW_FRAMES + 2):  # more than go out without a credit
+                    await out.item(Credit("a", 1), b"x" * 10)
         except PdbusError:
             return False
+        finally:
+            await listening.close()
         return True
+
+    def _credit(self, rng: Random, frame: Frame) -> bytes:
+        credit = self._messages.of(rng, Credit) | {"stream": str(frame.stream)}
+        if rng.random() < 0.7:
+            credit |= {"received": frame.sequence + rng.choice((1, 1, 1, 0, 2)), "error": None}
+        if rng.random() < 0.1:
+            credit["stream"] = str(rng.choice((frame.stream - 1, frame.stream + 1, -1, "é")))
+        whole = pack(spoiled(rng, credit, leaf) if rng.random() < 0.15 else credit)
+        return damaged(rng, whole) if rng.random() < 0.05 else whole
 
     def _frame(self, rng: Random, number: int) -> bytes:
         head = pack(self._messages.of(rng, KvFinal)) if rng.random() < 0.6 else blob(rng)

@@ -5,7 +5,8 @@ NATS enforces it (permissions.py): `pdbus keys nats` writes it out as one user's
 new one until it is entered.
 
 Not told apart are processes of one kind, and whose bulk streams are whose: the addresses of those are random, and only
-services may listen for any.
+services may listen for any. And NATS asks nobody where a consumer delivers to: who takes from a queue could have what
+it put there handed to any listener, such as a card of another kind. No log takes it (a test says so).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Grant:
     puts: tuple[Work[Any], ...] = ()
     takes: tuple[Work[Any], ...] = ()
     ensures: bool = False
-    """Makes the streams, and changes how they are kept."""
+    """Makes the streams. A service changes how those are kept that it writes to, an operator all."""
     service: bool = True
     """Tells of itself: by presence, and by the NATS services API."""
     answers_any: bool = False

@@ -105,7 +105,11 @@ def _jetstream(grant: Grant) -> Iterator[str]:
     if grant.service or grant.ensures:  # whoever may not make the streams looks whether they are there
         yield from (f"{_JS}.STREAM.INFO.{stream}" for stream in streams())
     if grant.ensures:
-        yield from (f"{_JS}.STREAM.{verb}.{stream}" for stream in streams() for verb in ("CREATE", "UPDATE"))
+        yield from (f"{_JS}.STREAM.CREATE.{stream}" for stream in streams())
+        # Whoever changes how a stream is kept can have it emptied, or copied to where he listens
+        own = {log.stream for log in grant.appends} | {queue.stream for queue in grant.puts}
+        kept = own if grant.service else streams()
+        yield from (f"{_JS}.STREAM.UPDATE.{stream}" for stream in kept)
 
 
 def streams() -> set[str]:

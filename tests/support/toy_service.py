@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Literal, Self
@@ -17,7 +18,7 @@ from pdbus.settings import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class ToySettings(Settings):
-    toy: Literal["well", "slow_start", "bad_start", "slow_drain", "fails"] = "well"
+    toy: Literal["well", "slow_start", "bad_start", "slow_drain", "fails", "sticks"] = "well"
     http_port: int | None = None
     """Answers every HTTP request with 200 there, as a router that is ready does; 0: on a free port."""
 
@@ -36,7 +37,7 @@ class ToyService(Service[ToySettings]):
             await asyncio.Event().wait()
         if self.settings.toy == "bad_start":
             raise RuntimeError("this toy is broken")
-        if self.settings.toy == "fails":
+        if self.settings.toy in ("fails", "sticks"):
             asyncio.get_running_loop().call_soon(self.fail, RuntimeError("the engine died"))
         if self.settings.http_port is not None:
             self._http = await asyncio.start_server(self._answer, "127.0.0.1", self.settings.http_port)
@@ -54,6 +55,8 @@ class ToyService(Service[ToySettings]):
         if self._http is not None:
             self._http.close()
         tell("close")
+        if self.settings.toy == "sticks":
+            threading.Event().wait()
 
     def load(self) -> Load:
         return Load(running=1)

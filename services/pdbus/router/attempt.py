@@ -54,8 +54,8 @@ class Attempt:
         self.pair = pair
         self.failed: str | None = None
         """The worker by which the attempt failed, where one is to blame."""
-        self.worker_died = False
-        """It had begun, and was not heard of again."""
+        self.death: tuple[str, str] | None = None
+        """The worker, and its incarnation, that had begun and then was not heard of any more."""
         self.ended_by_worker = False
         """The answer is whole, and the decode worker (or prefill, for a single token) knows it."""
         self._holders = (pair.decode,) if pair.prefill is None else (pair.prefill, pair.decode)
@@ -230,7 +230,9 @@ class Attempt:
         """The first failure of either leg counts."""
         if self._over.done():
             return
-        self.failed, self.worker_died = worker, died
+        self.failed = worker
+        if died:
+            self.death = worker, self._incarnations[worker]
         if isinstance(error, DeadlineExceeded) and not self._ctx.deadline.passed:
             error = Unavailable(f"worker {worker} did not answer in time")
         self._over.set_exception(error)

@@ -31,6 +31,7 @@ from pdbus.errors import (
 from pdbus.kv.format import PAGE_TOKENS
 from pdbus.messages.common import Ticket
 from pdbus.router.attempt import Attempt, Moved
+from pdbus.router.deaths import Deaths
 from pdbus.router.output import ChoiceOutput
 from pdbus.router.placement import Kind, Pair, Wanted
 from pdbus.router.prefixes import PrefixKeys
@@ -40,15 +41,9 @@ from pdbus.router.version import Version
 NO_WORKER_S = 10.0
 """How long a request waits for its first workers; for later ones, once it has begun, it waits to its deadline."""
 _MOST_INTERNAL = 3
-_MOST_DEATHS = 5
-"""Of workers in the middle of it, without one more token: then it is likely to be what they die of."""
 _MOST_AVOIDED = 8
 _FINAL = (InvalidRequest, Unauthorized, Forbidden, NotFound)
 """Another worker would say the same. (RootGone is a NotFound, but another worker may have the root.)"""
-
-
-class Deadly(PdbusError):
-    """Workers die of the request. Internal, and never tried again."""
 
 
 @dataclass(slots=True)
@@ -73,7 +68,8 @@ class Generation:
         if self.ticket.max_tokens == 0 and self.ticket.prompt_logprobs is None:  # an echo, and nothing to compute
             self.output.add((), (), "length")
             return
-        retries = internal = deaths = 0
+        retries = internal = 0
+        deaths = Deaths(self.hub.workers.gone)
         self.hub.retries.asked()
         failed: dict[str, PdbusError] = {}  # of late, by worker
         moved: Moved | None = None
@@ -92,10 +88,10 @@ class Generation:
                 internal += type(error) is PdbusError
                 if (isinstance(error, _FINAL) and not isinstance(error, RootGone)) or internal >= _MOST_INTERNAL:
                     raise
-                progress = len(self.output.ids) > len(ticket.delivered)
-                deaths = 0 if progress else deaths + attempt.worker_died
-                if deaths >= _MOST_DEATHS:
-                    raise Deadly(f"{deaths} workers ended while they computed this ({error.message})") from None
+                if len(self.output.ids) > len(ticket.delivered):
+                    deaths.forget()
+                elif attempt.death:
+                    deaths.add(*attempt.death, error.message)
                 self.ctx.deadline.check(f"another worker could take over ({error.message})")
                 if attempt.failed and len(failed) < _MOST_AVOIDED:
                     failed[attempt.failed] = error

@@ -32,7 +32,7 @@ _ERRORS = {
     "409": "The idempotency key was used for another request, or it has ended already",
     "413": "The body is too large",
     "415": "The body has a Content-Encoding other than gzip",
-    "429": "Too much is waiting; try again after Retry-After seconds",
+    "429": "Too much waits, or is stored (quota_exceeded); try again after Retry-After seconds",
     "500": "An error of the server",
     "502": "Workers sent what can't be trusted",
     "503": "Nothing can serve this now; try again",

@@ -69,7 +69,8 @@ class TokenBytes:
 
 
 def _is_byte_level(decoder: Any) -> bool:
-    kinds = {step["type"] for step in _steps(decoder)}
+    # The library takes some whose type is no text
+    kinds = {str(step.get("type")) if isinstance(step, dict) else "?" for step in _steps(decoder)}
     if "ByteLevel" in kinds:
         return True
     if kinds and kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
@@ -77,10 +78,11 @@ def _is_byte_level(decoder: Any) -> bool:
     raise InvalidRequest(f"tokenizer.json has an unsupported decoder ({', '.join(sorted(kinds)) or 'none'})")
 
 
-def _steps(decoder: Any) -> list[dict[str, Any]]:
-    if not decoder:
+def _steps(decoder: Any) -> list[Any]:
+    if not isinstance(decoder, dict):
         return []
-    return list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]
+    steps = decoder.get("decoders") if decoder.get("type") == "Sequence" else [decoder]
+    return steps if isinstance(steps, list) else []
 
 
 def _byte_stand_ins() -> dict[str, int]:

@@ -44,7 +44,7 @@ from pdbus.subjects import ANY, CREDIT, TRANSFER
 log = logging.getLogger(__name__)
 
 RECEIVE_BUDGET_FRAMES = 60
-"""Frames that may be under way to this process, over all its streams: 30 MiB. The server cuts off a connection that is
+"""Frames that may be under way to this process, over all its streams: 38 MiB. The server cuts off a connection that is
 64 MiB behind, and by then has lost data."""
 MOST_INCOMING = RECEIVE_BUDGET_FRAMES // frames.FIRST_WINDOW_FRAMES
 REMEMBERED_ENDS = 512

@@ -14,8 +14,9 @@ from pdbus.bus.transport import Buffer
 from pdbus.checksum import crc32
 from pdbus.errors import Corrupt
 
-FRAME_BYTES = 512 << 10
-"""Body bytes of a frame, at most."""
+FRAME_BYTES = 640 << 10
+"""Body bytes of a frame, at most. Each costs three processes a turn, whatever its size: as large as the server's limit
+and what a receiver's budget (bulk.py) has room for allow."""
 WINDOW_FRAMES = 8
 """Frames that may be under way on a stream; the receiver grants fewer when it has many streams."""
 FIRST_WINDOW_FRAMES = 2

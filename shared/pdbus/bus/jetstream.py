@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
+import msgspec
 import nats.errors
 import nats.js
 import nats.js.errors
@@ -14,6 +17,7 @@ from nats.js.api import ConsumerConfig, StreamConfig
 
 from pdbus.bus.nats import NatsTransport
 from pdbus.bus.nats_client import GuardedClient
+from pdbus.bus.nats_wire import read_headers
 from pdbus.bus.transport import NO_RESPONDERS, STATUS, Raw
 from pdbus.context import new_id
 from pdbus.errors import Conflict, NotFound, Overloaded, PdbusError, Unavailable
@@ -44,6 +48,26 @@ class StreamState:
     """Of the oldest message that is still there; one beyond the last where there is none."""
 
 
+class _Wanted(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    seq: int | None = None
+    next_by_subj: str | None = None
+    last_by_subj: str | None = None
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """`data` and `hdrs` are base64 there."""
+
+    seq: int
+    time: datetime
+    data: bytes = b""
+    hdrs: bytes = b""
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    message: _Found | None = None
+    error: dict[str, Any] | None = None
+
+
 class JetStream:
     """Raises NotFound (stream or consumer), Conflict (failed compare), Overloaded (a full stream that refuses what
     is new), Unavailable for all that may pass."""
@@ -62,11 +86,11 @@ class JetStream:
                     await js.add_stream(config)
                     return
                 except nats.js.errors.APIError as error:
-                    if error.err_code != _STREAM_EXISTS:  # another process was quicker
+                    if error.err_code != _STREAM_EXISTS:
                         raise
-            else:
-                if all(getattr(there, name) == wanted for name, wanted in vars(config).items() if wanted is not None):
-                    return
+                    there = (await js.stream_info(str(config.name))).config  # another process was quicker
+            if all(getattr(there, name) == wanted for name, wanted in vars(config).items() if wanted is not None):
+                return
             await js.update_stream(config)
 
     async def ensure_consumer(self, stream: str, config: ConsumerConfig) -> str:
@@ -91,10 +115,10 @@ class JetStream:
 
     async def next(self, stream: str, subject: str, from_seq: int) -> Stored | None:
         """The first message of `subject` from that sequence on, or None."""
-        return await self._get(stream, seq=from_seq, subject=subject, next=True)
+        return await self._get(stream, _Wanted(seq=from_seq, next_by_subj=subject))
 
     async def last(self, stream: str, subject: str) -> Stored | None:
-        return await self._get(stream, subject=subject)
+        return await self._get(stream, _Wanted(last_by_subj=subject))
 
     async def purge(self, stream: str, subject: str, below_seq: int | None) -> None:
         """Removes the messages of `subject` whose sequence is below that; all of them, where it is None."""
@@ -125,16 +149,25 @@ class JetStream:
         finally:
             await subscription.close()
 
-    async def _get(self, stream: str, **what: object) -> Stored | None:
-        async with self._context() as js:
+    async def _get(self, stream: str, wanted: _Wanted) -> Stored | None:
+        """Read here: nats-py takes headers apart as if they were a mail's, at half of the whole call's cost."""
+        async with self._translated() as client:
             try:
-                message = await js.get_msg(stream, **what)
-            except nats.js.errors.NotFoundError as error:
-                if error.err_code == _NO_MESSAGE:
+                raw = await client.request(
+                    f"$JS.API.STREAM.MSG.GET.{stream}", msgspec.json.encode(wanted), timeout=REQUEST_S
+                )
+            except nats.errors.NoRespondersError:
+                raise nats.js.errors.ServiceUnavailableError(code=503, description="nobody answers") from None
+            answer = msgspec.json.decode(raw.data, type=_Answer)
+            if answer.error is not None:
+                if answer.error.get("err_code") == _NO_MESSAGE:
                     return None
-                raise
-        message_id = str((message.headers or {}).get("Nats-Msg-Id", ""))
-        return Stored(int(message.seq), int(message.time.timestamp() * 1e9), message.data or b"", message_id)
+                nats.js.errors.APIError.from_error(answer.error)
+            found = answer.message
+            if found is None:
+                raise Unavailable("JetStream answered with nothing")
+        message_id = read_headers(found.hdrs).get("nats-msg-id", "")
+        return Stored(found.seq, int(found.time.timestamp() * 1e9), found.data, message_id)
 
     @asynccontextmanager
     async def _context(self) -> AsyncIterator[nats.js.JetStreamContext]:
@@ -155,7 +188,7 @@ class JetStream:
             if error.code is not None and int(error.code) >= 500:
                 raise Unavailable(f"JetStream: {error.description}") from None
             raise PdbusError(f"JetStream refused: {error.description}") from error
-        except (TimeoutError, nats.errors.Error) as error:
+        except (TimeoutError, nats.errors.Error, msgspec.MsgspecError) as error:
             raise Unavailable(f"JetStream did not answer ({type(error).__name__})") from None
 
 

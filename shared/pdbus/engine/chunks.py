@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pdbus.engine.pace import Pace
 from pdbus.engine.sequence import LayerReady, Sequence
-from pdbus.engine.tenants import Tenants, tenant_of
+from pdbus.engine.tenants import Tenants
 from pdbus.errors import PdbusError
 from pdbus.messages.common import Digest
 
@@ -53,9 +53,9 @@ def chunks_of(running: Many[Sequence], pace: Pace, page_tokens: int, turn: int, 
     active = [one for one in running if (one.ready or one.arriving) and not one.cancelled]
     prompts = sorted((one for one in active if one.remaining > 1), key=lambda one: one.served)
     answers = [one for one in active if one.remaining == 1]
-    floods = tenants.floods(answers)
-    answers, others = _apart(answers, floods)
-    prompts, more = _apart(prompts, floods)
+    adds = tenants.adding(answers)
+    answers, others = [one for one in answers if not adds(one)], [one for one in answers if adds(one)]
+    prompts, more = [one for one in prompts if not adds(one)], [one for one in prompts if adds(one)]
     answers = tenants.in_step(answers, pace.answers(beside_prompts=bool(prompts)))
     tokens = dict.fromkeys(answers, 1)
     interrupted = [one for one in prompts if one.interrupted]
@@ -72,12 +72,6 @@ def chunks_of(running: Many[Sequence], pace: Pace, page_tokens: int, turn: int, 
     for sequence in chosen:
         sequence.served = turn
     return tuple(Chunk(one, tokens[one], _first_layer(one)) for one in chosen)
-
-
-def _apart(ones: Many[Sequence], floods: set[str]) -> tuple[list[Sequence], list[Sequence]]:
-    """Those of other tenants, and those of these."""
-    own = [one for one in ones if tenant_of(one) not in floods]
-    return own, [one for one in ones if tenant_of(one) in floods]
 
 
 def _beside(answers: list[Sequence], prompts: Many[Sequence], rows: int, tenants: Tenants) -> dict[Sequence, int]:

@@ -167,6 +167,7 @@ class Core:
 
     def _run(self) -> None:
         failure: BaseException | None = None
+        self.progress.begin("turn", time.monotonic())
         try:
             while self._work.do(0.0 if self.busy else _IDLE_S):
                 self.progress.begin("turn", time.monotonic())

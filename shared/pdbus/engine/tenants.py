@@ -13,7 +13,7 @@ their pace, and it has the rest.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from itertools import groupby
 
@@ -86,9 +86,13 @@ class Tenants:
         most = max(self._weights[tenant] for tenant in own)
         return sum(tenant_of(one) in own or self._weights[tenant_of(one)] <= most for one in answers)
 
-    def floods(self, answers: Iterable[Sequence]) -> set[str]:
-        """Tenants that flood those whose answers these are."""
-        return self._far_above({tenant_of(one) for one in answers if not one.handoff})
+    def adding(self, answers: Iterable[Sequence]) -> Callable[[Sequence], bool]:
+        """Tells who only adds to a step with these answers: of a tenant that floods those of some, unless it is of a
+        higher priority than all of them."""
+        answers = [one for one in answers if not one.handoff]
+        floods = self._far_above(map(tenant_of, answers))
+        most = max((one.ticket.priority for one in answers if tenant_of(one) not in floods), default=0)
+        return lambda one: tenant_of(one) in floods and one.ticket.priority <= most
 
     def _far_above(self, tenants: Iterable[str]) -> set[str]:
         least = min((self._in_hand[tenant] for tenant in tenants), default=self._in_hand.total())

@@ -17,7 +17,7 @@ from typing import Self
 from pdbus.context import RequestContext
 from pdbus.engine.core import Core
 from pdbus.kv.codec import export_page
-from pdbus.kv.pages import PageHold
+from pdbus.kv.page_hold import PageHold
 from pdbus.kv.prefix import PageKey
 from pdbus.messages.common import Digest
 from pdbus.peers.cache import CacheRing

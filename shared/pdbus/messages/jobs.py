@@ -145,6 +145,16 @@ class BatchError:
     """From 1."""
 
 
+@dataclass(frozen=True, slots=True)
+class BatchUsage:
+    """Of all answers together, as each tells its own."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    """Of those, what did not have to be read again."""
+    output_tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchState:
     tenant: str
@@ -170,6 +180,7 @@ class BatchState:
     priority: int = JOB_PRIORITY
     output_kept_s: float = 24 * 3600.0
     """From its end, what came out of it."""
+    usage: BatchUsage = BatchUsage()
     errors: tuple[BatchError, ...] = ()
     metadata: dict[str, str] = field(default_factory=dict)
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
+from typing import Any
 
 from opentelemetry import trace
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _QUIET = ("opentelemetry", "nats", "aiohttp.access", "asyncio")
+_QUIETER = ("opentelemetry.trace", "opentelemetry.baggage")
+"""What they warn of is the headers that a caller sent, and they quote them: anybody could fill the log with it."""
 
 
 def configure(service: str, id: str, level: str, style: str) -> None:
@@ -18,6 +23,8 @@ def configure(service: str, id: str, level: str, style: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+    for name in _QUIETER:
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def _trace_id() -> str:
@@ -33,6 +40,16 @@ class _Text(logging.Formatter):
         found = _trace_id()
         record.trace = f" trace={found}" if found else ""
         return super().format(record)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """What others sent, and a message quotes, begins no line of its own and steers no terminal."""
+        record.message = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        """Likewise: no line of it begins as a message does."""
+        lines = super().formatException(ei).splitlines()
+        return "\n".join("    " + _CONTROL.sub(" ", line) for line in lines)
 
 
 class _Json(logging.Formatter):

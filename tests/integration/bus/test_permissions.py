@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from pdbus.bus.bus import Bus, connect
+from pdbus.bus.codec import encode
 from pdbus.bus.nats import NatsTransport
 from pdbus.context import RequestContext
 from pdbus.errors import Forbidden, InvalidRequest, NotFound, Unauthorized, Unavailable
@@ -192,6 +194,23 @@ async def test_no_kind_deletes_a_stream(server: SecureNats) -> None:
             ):
                 with pytest.raises(Forbidden):
                     await js_api(bus, verb)
+
+
+async def test_what_a_consumer_delivers_enters_no_log(server: SecureNats) -> None:
+    """A router may make consumers of its queues, and NATS asks nobody where they deliver to."""
+    async with server.bus("router") as router, server.bus("operator") as operator:
+        to, heard = CHANGELOG(model="of-a-queue"), asyncio.Event()
+        await operator.transport.subscribe(to.name, lambda raw: heard.set())
+        assert isinstance(router.transport, NatsTransport)
+        router.transport.send("pd.v1.jobs.strange", encode(ABORT))
+        config = {"deliver_subject": to.name, "filter_subject": "pd.v1.jobs.strange", "ack_policy": "explicit"}
+        asked = {"stream_name": "PD_JOBS", "config": config | {"durable_name": "strange"}}
+        subject = "$JS.API.CONSUMER.DURABLE.CREATE.PD_JOBS.strange"
+        await router.transport.client.request(subject, json.dumps(asked).encode(), timeout=5)
+        async with asyncio.timeout(5):
+            await heard.wait()
+        await operator.transport.barrier()
+        assert await operator.logs.counts(to) == {}
 
 
 async def test_a_worker_tells_of_no_other_kind(server: SecureNats) -> None:

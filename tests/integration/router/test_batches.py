@@ -79,6 +79,13 @@ async def test_a_batch_from_file_to_answers(r: Rig, client: openai.AsyncOpenAI) 
     counts = batch.request_counts
     assert (counts.total, counts.completed, counts.failed) == (21, 20, 1)
     answers = await read(client, batch.output_file_id)
+    told = [answer["response"]["body"]["usage"] for answer in answers]
+    assert batch.usage is not None
+    assert batch.usage.output_tokens == 20 * 5
+    assert batch.usage.input_tokens == sum(usage["prompt_tokens"] for usage in told)
+    assert batch.usage.total_tokens == sum(usage["total_tokens"] for usage in told)
+    cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in told)
+    assert batch.usage.input_tokens_details.cached_tokens == cached
     assert {answer["custom_id"] for answer in answers} == {f"c-{number}" for number in range(20)}
     assert len(answers) == 20
     for answer in answers:
@@ -215,7 +222,7 @@ async def test_what_the_openapi_document_says_of_jobs_is_served(r: Rig) -> None:
 async def test_a_single_job_by_http(r: Rig) -> None:
     asked = {"endpoint": "/v1/completions", "body": line(r, 7)["body"], "metadata": {"a": "b"}}
     async with aiohttp.ClientSession(r.url) as http:
-        async with http.post("/v1/jobs", json=asked, headers={"Idempotency-Key": "7"}) as response:
+        async with http.post("/v1/jobs", json=asked, headers={"Idempotency-Key": "7", "X-Priority": "3"}) as response:
             job = await response.json()
         async with http.post("/v1/jobs", json=asked | {"body": {}}, headers={"Idempotency-Key": "7"}) as response:
             assert response.status == 400
@@ -227,3 +234,4 @@ async def test_a_single_job_by_http(r: Rig) -> None:
             assert (response.status, (await response.json())["error"]["code"]) == (404, "not_found")
     assert (done["status"], done["metadata"], done["response"]["status_code"]) == ("completed", {"a": "b"}, 200)
     assert done["response"]["body"]["choices"][0]["finish_reason"] == "length"
+    assert [ticket.priority for ticket in r.prefills[0].tickets] == [3]

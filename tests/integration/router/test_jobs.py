@@ -65,6 +65,7 @@ async def test_a_job_is_answered_once_and_stays_readable(w: World) -> None:
     result = await w.client.jobs.result(told.id, wait_s=30)
     assert result["object"] == "text_completion"
     assert result["usage"]["completion_tokens"] == 12
+    assert [ticket.priority for ticket in w.r.prefills[0].tickets] == [0], "behind all who wait for an answer"
     state = await w.client.jobs.state(told.id)
     assert (state.status, state.status_code, state.metadata) == ("completed", 200, {"order": "7"})
     assert await w.client.jobs.result(told.id, wait_s=0) == result

@@ -161,6 +161,25 @@ async def test_a_worker_that_hangs_is_left_after_its_cards_stop(http: aiohttp.Cl
         assert time.monotonic() - begun < 30
 
 
+async def test_a_worker_whose_engine_hangs_is_left_at_its_word_and_not_chosen_again(http: aiohttp.ClientSession):
+    """Its event loop lives: it sends cards, accepts, and says of every answer that it is at work."""
+    async with rig(decodes=2) as r:
+        for worker in r.decodes:
+            worker.behaviour.step_s = 0.02
+        text, hung = "", None
+        async for chunk in stream(http, r):
+            text += text_of(chunk)
+            if len(text) >= 4 and hung is None:
+                hung = next(worker for worker in r.decodes if worker.tickets)
+                await hung.engine_hangs()
+        assert hung is not None
+        assert text == expected(hung)
+        taken = len(hung.tickets)
+        for _ in range(3):
+            await complete(http, r)
+        assert len(hung.tickets) == taken
+
+
 @pytest.mark.parametrize("fault", FRAME_FAULTS)
 async def test_an_answer_that_moves_is_whole_whatever_becomes_of_its_frames(http: aiohttp.ClientSession, fault: str):
     async with rig(decodes=2) as r:

@@ -273,6 +273,10 @@ async def test_jobs_batches_and_files_of_another_are_not_there(
                 for touch in (other.files.retrieve, other.files.content, other.files.delete):
                     with pytest.raises(openai.NotFoundError):
                         await touch(id_)
+            assert [known async for known in other.files.list()] == []
+            for id_ in (file.id, batch.output_file_id):
+                with pytest.raises(openai.NotFoundError):
+                    await other.files.list(after=id_)
             for look in (other.batches.retrieve, other.batches.cancel):
                 with pytest.raises(openai.NotFoundError):
                     await look(batch.id)

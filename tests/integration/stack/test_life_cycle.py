@@ -115,6 +115,14 @@ def test_a_service_that_failed_is_closed_without_a_drain(toy: Callable[..., Toy]
     assert running.process.returncode == 1
 
 
+@pytest.mark.slow
+def test_a_service_that_failed_and_can_not_be_closed_ends_all_the_same(toy: Callable[..., Toy]) -> None:
+    """As one may whose engine hangs in foreign code."""
+    running = toy("sticks")
+    assert running.steps("close")[-1] == "close"
+    assert running.process.wait(60) == 1
+
+
 def test_a_drain_ends_with_its_deadline(toy: Callable[..., Toy]) -> None:
     running = toy("slow_drain", PDBUS_DRAIN_S="0.3")
     running.steps("card ready")

@@ -81,6 +81,15 @@ def test_only_routers_touch_jobs_their_results_and_files() -> None:
                 assert f"$JS.API.STREAM.MSG.GET.{stream}" not in allowed.publish
 
 
+def test_no_service_changes_how_another_s_stream_is_kept() -> None:
+    """By that it could empty it, or have the server copy a tenant's files to where it listens."""
+    own = {"param_server": {"PD_CHANGELOG", "PD_CHECKPOINTS"}, "invalidator": {"PD_INVALIDATED", "PD_DELETES"}}
+    verb = "$JS.API.STREAM.UPDATE."
+    for kind in GRANTS.keys() - {"operator"}:
+        able = {p.removeprefix(verb) for p in permissions(kind, INBOX).publish if p.startswith(verb)}
+        assert able == own.get(kind, set())
+
+
 def test_presence_is_told_of_oneself() -> None:
     for kind in SERVICES:
         told = [pattern for pattern in permissions(kind, INBOX).publish if pattern.startswith("pd.v1.presence.")]

@@ -11,6 +11,7 @@ import yaml
 
 from pdbus.grants import GRANTS
 from pdbus.stack.cli import parser
+from pdbus.stack.nats_server import COLLECTOR
 from pdbus.stack.plan import STOP_ORDER
 
 ROOT = Path(__file__).parents[3]
@@ -37,6 +38,10 @@ def test_nats_asks_for_keys_and_has_none_itself() -> None:
     assert 'include "accounts.conf"' in (ROOT / "deploy" / "nats.conf").read_text()
     mounted = [volume for volume in COMPOSE["services"]["nats"]["volumes"] if "keys" in volume]
     assert mounted == ["./deploy/keys/accounts.conf:/etc/nats/accounts.conf:ro"]
+
+
+def test_nats_collects_as_seldom_as_the_embedded_one() -> None:
+    assert COMPOSE["services"]["nats"]["environment"] == COLLECTOR
 
 
 def test_keys_are_made_by_a_command_that_exists_and_do_not_get_into_the_image_or_the_repository() -> None:

@@ -127,6 +127,17 @@ def test_a_few_more_requests_than_another_has_are_no_flood() -> None:
     assert set(clock.step()) == set(ones)
 
 
+def test_a_higher_priority_is_no_flood_to_a_lower_one() -> None:
+    clock = Clock(scheduler(running=64))
+    quiet = [clock.ask("quiet", 5, 400) for _ in range(2)]
+    urgent = [clock.ask("flood", 5, 400, priority=9) for _ in range(6)]
+    for _ in range(20):
+        clock.ask("flood", 5, 400)
+    for _ in range(20):
+        clock.step()
+    assert {*quiet, *urgent} <= set(clock.step())
+
+
 def loops(clock: Clock, tenants: dict[str, tuple[int, int, int]], seconds: float) -> dict[str, list[Sequence]]:
     """Each has so many requests at any time, of prompts and answers of about such lengths: those that have ended."""
     draw, ended = random.Random(1), defaultdict[str, list[Sequence]](list)

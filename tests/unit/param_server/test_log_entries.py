@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,8 @@ from pdbus.context import Deadline
 from pdbus.messages.changelog import Commit, Forget, LogEntry, Ref
 from pdbus.messages.presence import WHOLE_PROMPTS, Card
 from pdbus.param_server.commit import LogWriter, changed_layers, due_refs, is_new_wish
+from pdbus.param_server.holdings import add_manifests
+from pdbus.param_server.store import BlockStore
 from pdbus.peers.weights import BlockReader
 from pdbus.weights.history import History
 from tests.support.weights import manifest_and_blocks, some_arrays
@@ -111,6 +115,37 @@ async def test_a_ref_does_not_follow_to_a_head_that_was_taken_back_since_it_was_
     history.apply(4, 4, LogEntry(ref=Ref("stable", A, "me")))
     await writer.move_ref("stable", B, Deadline.after(5))
     assert len(appended) == 1
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_a_new_server_asks_the_log_whether_an_old_checkpoint_was_wished_for_before(
+    tmp_path: Path, told: bool
+) -> None:
+    """Its history may begin with a checkpoint of the log, which tells of no version that is long dead."""
+    manifest, _ = manifest_and_blocks(some_arrays())
+    head, _ = manifest_and_blocks(some_arrays(1))
+    history, appended = after(head.root), list[LogEntry]()
+    old = Commit("old", A, None, "me", "", (), checkpoint=manifest.root if told else B)
+
+    async def between(to: Any, after: int, upto: int) -> AsyncIterator[Any]:
+        yield SimpleNamespace(entry=LogEntry(commit=old))
+
+    async def append(to: Any, entry: LogEntry, **given: Any) -> None:
+        appended.append(entry)
+        history.apply(history.seq + 1, 10, entry)
+
+    async def caught_up(deadline: Deadline) -> None: ...
+
+    bus: Any = SimpleNamespace(logs=SimpleNamespace(append=append, between=between))
+    follower: Any = SimpleNamespace(history=history, seq=1, born="today", caught_up=caught_up)
+    writer = LogWriter(bus, "m", "server", follower, BlockReader(bus, "m", follower))
+    with BlockStore(tmp_path, "m") as store:
+        with store.writing() as pack:
+            add_manifests(head, store, pack)
+        for _ in range(2):  # the second time it is its own
+            await writer.commit(manifest, store, "checkpoint", Deadline.after(5))
+    assert history.head("stable") == (head.root if told else manifest.root)
+    assert len(appended) == (not told)
 
 
 def test_a_commit_names_the_layers_that_differ_from_its_parent() -> None:

@@ -115,3 +115,11 @@ def test_text_that_begins_no_stop_string_is_not_held_back():
     matcher = StopMatcher(["END"])
     assert matcher.add("hello E") == "hello "
     assert matcher.add("x") == "Ex"
+
+
+@pytest.mark.parametrize("kind", [True, None, 5, [], {}, "Other"])
+def test_a_decoder_of_no_known_kind_is_refused(kind: object) -> None:
+    """The library takes some steps by their other fields, whatever their type is said to be."""
+    for decoder in ({"type": kind}, {"type": "Sequence", "decoders": [{"type": kind}]}, {"type": "Sequence"}, kind):
+        with pytest.raises(InvalidRequest, match="decoder"):
+            TokenBytes(byte_tokenizer(), {"decoder": decoder})

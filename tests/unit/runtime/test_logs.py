@@ -10,6 +10,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
+from pdbus.bus.headers import read_trace
 from pdbus.runtime import logs
 
 TRACE_ID = 0x0AF7651916CD43DD8448EB211C80319C
@@ -55,3 +56,31 @@ def test_text_lines_name_process_and_trace(capsys: pytest.CaptureFixture[str]) -
 def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(ValueError, match="LOUD"):
         logs.configure("decode", "decode-1", "loud", "text")
+
+
+def test_what_a_message_quotes_begins_no_line_and_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Else whoever sends a name could write lines into the log, of anything by anybody."""
+    logs.configure("router", "router-1", "INFO", "text")
+    forged = "x\n2026-01-01 00:00:00,000 ERROR   router-1 pdbus: forged\r\x1b[2J\u2028\x85"
+    logging.getLogger("pdbus.somewhere").info("no model %s", forged)
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        logging.getLogger("pdbus.somewhere").exception("failed")
+    told = capsys.readouterr().err
+    assert told.count("forged") >= 2
+    assert not [line for line in told.splitlines() if line.startswith("2026-01-01")]
+    assert not set("\r\x1b\u2028\x85") & set(told)
+
+
+def test_headers_of_a_trace_that_are_none_are_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("router", "router-1", "INFO", "text")
+    good = {"traceparent": f"00-{TRACE_ID:032x}-00000000000000aa-01"}
+    for bad in (
+        {"baggage": "secret"},
+        {"tracestate": "secret"},
+        {"tracestate": "x" * 5000},
+        {"traceparent": "x" * 999},
+    ):
+        read_trace(good | bad)
+    assert capsys.readouterr().err == ""

@@ -6,8 +6,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
+import msgspec
+
 from pdbus.errors import Conflict
-from pdbus.messages.jobs import BatchError, BatchLine, BatchState, BatchStatus
+from pdbus.messages.jobs import BatchError, BatchLine, BatchState, BatchStatus, BatchUsage
 from pdbus.router.jobs.lines import output
 
 MOST_STALLED: Final = 10
@@ -38,6 +40,30 @@ def with_lines(state: BatchState, lines: Collection[BatchLine], deliveries: int)
         output_bytes=state.output_bytes + sum(len(output(state.id, line)) for line in good),
         error_bytes=state.error_bytes + sum(len(output(state.id, line)) for line in bad),
         deliveries=deliveries,
+        usage=_with_answers(state.usage, [line.data for line in good]),
+    )
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int = 0
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+def _with_answers(usage: BatchUsage, answers: Sequence[bytes]) -> BatchUsage:
+    told = [found for data in answers if (found := msgspec.json.decode(data, type=_Answer).usage)]
+    return BatchUsage(
+        usage.input_tokens + sum(one.prompt_tokens for one in told),
+        usage.cached_tokens + sum(one.prompt_tokens_details.cached_tokens for one in told if one.prompt_tokens_details),
+        usage.output_tokens + sum(one.completion_tokens for one in told),
     )
 
 

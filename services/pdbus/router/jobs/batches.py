@@ -146,9 +146,12 @@ class Batches:
             async for piece in self._files.content(tenant, id_):
                 yield piece
             return
-        state = await self.state(tenant, made[1])
+        state, told = await self.state(tenant, made[1]), set[int]()
         async for _, entry in self._batches.entries(state):
-            wanted = [line for line in entry.lines if (line.status_code == 200) == (made[2] == "output")]
+            # The other file may be deleted meanwhile, and what is left be stored once more (`_free`).
+            new = (line for line in entry.lines if line.number not in told)
+            wanted = [line for line in new if (line.status_code == 200) == (made[2] == "output")]
+            told.update(line.number for line in wanted)
             if wanted:
                 yield b"".join(lines.output(state.id, line) for line in wanted)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from pdbus.messages.jobs import BatchState, FileMeta, JobStatus, JobTold
+from pdbus.messages.jobs import BatchState, BatchUsage, FileMeta, JobStatus, JobTold
 from pdbus.router.jobs.lines import PATHS
 from pdbus.router.jobs.told import MOST_METADATA
 
@@ -67,6 +67,22 @@ class RequestCounts(Struct, frozen=True):
     failed: int
 
 
+class InputDetails(Struct, frozen=True):
+    cached_tokens: int
+
+
+class OutputDetails(Struct, frozen=True):
+    reasoning_tokens: Literal[0] = 0
+
+
+class BatchUsageOut(Struct, frozen=True):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    total_tokens: int
+    output_tokens_details: OutputDetails = OutputDetails()
+
+
 class BatchErrorOut(Struct, frozen=True):
     code: str
     message: str
@@ -102,6 +118,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     cancelled_at: int | None
     request_counts: RequestCounts
     metadata: dict[str, str] | None
+    usage: BatchUsageOut
 
 
 class BatchList(Struct, frozen=True, kw_only=True):
@@ -174,7 +191,13 @@ def batch(state: BatchState) -> Batch:
         cancelled_at=_whole(at.get("cancelled")),
         request_counts=RequestCounts(state.total, state.completed, state.failed),
         metadata=state.metadata or None,
+        usage=_usage(state.usage),
     )
+
+
+def _usage(used: BatchUsage) -> BatchUsageOut:
+    total = used.input_tokens + used.output_tokens
+    return BatchUsageOut(used.input_tokens, InputDetails(used.cached_tokens), used.output_tokens, total)
 
 
 def file(meta: FileMeta) -> File:

@@ -13,7 +13,7 @@ import numpy as np
 
 from pdbus.canonical import content_digest
 from pdbus.messages.common import Digest
-from pdbus.weights.blocks import DTYPES, Array, block_count, block_span, cut, rows_per_block, shard_of
+from pdbus.weights.blocks import DTYPES, Array, block_count, block_span, byte_view, cut, rows_per_block, shard_of
 from pdbus.weights.delta import Form, low_rank, plus_product, sparse
 from pdbus.weights.layer import Tensor
 from pdbus.weights.manifest import Manifest, layer_block, root_block
@@ -70,6 +70,21 @@ def touched_by_elements(tensor: Tensor, flat: Array) -> Mapping[int, Array]:
     """Block index -> positions in `flat`, element indices, that lie in it."""
     row = int(np.prod(tensor.shape[1:], dtype=np.int64))
     return _grouped(np.asarray(flat) // (row * rows_per_block(tensor.shape, tensor.dtype)))
+
+
+def covered(tensor: Tensor, rows: Array, new: Array) -> tuple[list[NewBlock], Array]:
+    """Blocks of which all rows are among `rows`, each once, as these make them: nobody has to know what they were. And
+    which positions in `rows` lie in other blocks."""
+    blocks, others = [], np.ones(len(rows), bool)
+    for index, at in touched_by_rows(tensor, rows).items():
+        if len(at) == span(tensor, index)[1]:
+            others[at] = False
+            array = np.ascontiguousarray(new[at[np.argsort(rows[at])]], DTYPES[tensor.dtype])
+            content = byte_view(array)
+            digest = content_digest(content)
+            if digest != tensor.blocks[index]:
+                blocks.append(NewBlock(tensor.name, index, digest, content))
+    return blocks, others
 
 
 def row_edits(tensor: Tensor, rows: Array, new: Array) -> dict[int, Edit]:

@@ -17,6 +17,7 @@ from pdbus.client.weights.commit_point import append_abort, append_commit
 from pdbus.client.weights.edits import (
     Edit,
     NewBlock,
+    covered,
     edited,
     element_edits,
     manifest_blocks,
@@ -110,7 +111,8 @@ class Update:
         new = as_fp32(name, values)
         if new.shape != (len(ids), *tensor.shape[1:]):
             raise InvalidRequest(f"{len(ids)} rows of {name} have shape {(len(ids), *tensor.shape[1:])}", param=name)
-        return await self._edit(tensor, row_edits(tensor, ids, new))
+        blocks, others = covered(tensor, ids, new)
+        return await self._edit(tensor, row_edits(tensor, ids[others], new[others]), blocks)
 
     async def stage_elements(self, name: str, flat: Any, values: Any) -> int:
         """Single elements, by index into the flattened tensor, each once. Raises as `stage`."""
@@ -195,10 +197,11 @@ class Update:
             raise InvalidRequest(f"{name} is no tensor of the model: {way}", param=name)
         return self._tensors.get(name) or self._manifest.tensor(name)
 
-    async def _edit(self, tensor: Tensor, edits: Mapping[int, Edit]) -> int:
+    async def _edit(self, tensor: Tensor, edits: Mapping[int, Edit], more: Sequence[NewBlock] = ()) -> int:
+        """`more`: further new blocks, which need not be made of old ones."""
         old = await self._blocks(tensor, list(edits))
         blocks = [edited(tensor, index, old[index], edit) for index, edit in edits.items()]
-        return await self._put(tensor, [block for block in blocks if block])
+        return await self._put(tensor, [*more, *(block for block in blocks if block)])
 
     async def _blocks(self, tensor: Tensor, indices: Sequence[int] | range) -> dict[int, memoryview]:
         """Contents as they are now: staged here before, or the parent's."""

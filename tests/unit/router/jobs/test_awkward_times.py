@@ -12,104 +12,16 @@ import pytest
 from pdbus.bus.bus import memory_bus
 from pdbus.bus.memory import MemoryBroker
 from pdbus.errors import NotFound, QuotaExceeded, Unavailable
-from pdbus.messages.jobs import BatchLine, BatchState, JobSpec, JobSubmit, JobWork
-from pdbus.router.identity import Identity, Quota
+from pdbus.messages.jobs import JobSpec
 from pdbus.router.jobs.batch_log import BatchLog
-from pdbus.router.jobs.batch_run import BatchWorker
 from pdbus.router.jobs.batch_states import begun
-from pdbus.router.jobs.batches import Batches, NewBatch
-from pdbus.router.jobs.durable import Patient
-from pdbus.router.jobs.execute import Asked, Outcome, Seen
-from pdbus.router.jobs.files import FileStore
+from pdbus.router.jobs.batches import NewBatch
 from pdbus.router.jobs.job_log import JobLog
 from pdbus.router.jobs.progress import LOOK_AGAIN_S, Progress
-from pdbus.router.jobs.shares import Shares
 from pdbus.router.jobs.states import LIFE_S
-from pdbus.router.jobs.told import Jobs
 from pdbus.router.jobs.worker import JobWorker, unless
-from pdbus.router.quotas import Quotas
 from pdbus.subjects import BATCH_JOBS, BATCHES, FILES, JOBS, RESULTS
-from tests.support.durable import MemoryLogs, Message
-
-MODEL, ROOM = "m", 1 << 30
-ME = Identity("t", Quota(), priority_most=6, key_id="k")
-
-
-class Answers:
-    """An executor that answers with the body; `room`: it then has used up the tenant's share."""
-
-    def __init__(self) -> None:
-        self.asked: list[Asked] = []
-        self.fills: tuple[Shares, int] | None = None
-
-    def check(self, endpoint: str, body: bytes) -> None: ...
-
-    async def run(self, asked: Asked, seen: Seen) -> Outcome:
-        self.asked.append(asked)
-        await asyncio.sleep(0)
-        if self.fills and len(self.asked) == self.fills[1]:
-            self.fills[0].uses[RESULTS.stream].stored("t", "", ROOM, 0.0)
-        return Outcome(200, asked.body)
-
-
-class World:
-    def __init__(self, progress: Progress) -> None:
-        self.logs, self.answers, self.now_s, self.progress = MemoryLogs(), Answers(), 0.0, progress
-        self.shares = Shares(ROOM, self.now)
-        self.jobs = Jobs(self.job_log, self.answers, progress, Quotas())  # type: ignore[arg-type]
-        self.files = FileStore(self.logs, self.shares, self.now)
-        batches = BatchLog(self.logs, MODEL, self.shares, self.now)
-        self.batches = Batches(batches, self.files, progress, Quotas(), self.shares)
-
-    def now(self) -> float:
-        return self.now_s
-
-    @property
-    def job_log(self) -> JobLog:
-        return JobLog(Patient(self.logs), MODEL, self.shares, self.now)
-
-    def fill(self) -> None:
-        self.shares.uses[RESULTS.stream].stored("t", "", ROOM, self.now_s)
-
-    async def submit(self, key: str = "k", priority: int = 0) -> str:
-        return (await self.jobs.submit(JobSubmit("completions", {"n": 1}, key, {}, priority), ME)).id
-
-    async def work(self) -> None:
-        while (message := self.logs.take(JOBS(model=MODEL))) is not None:
-            await JobWorker(self.job_log, self.answers, self.progress).work(message)  # type: ignore[arg-type]
-            assert message.deliveries == 1
-
-    async def taken(self) -> Message[JobWork]:
-        """A message, as soon as there is one: nobody tells of it."""
-        while (message := self.logs.take(JOBS(model=MODEL))) is None:  # noqa: ASYNC110 - as it says
-            await asyncio.sleep(0)
-        return message
-
-    async def batch(self, count: int) -> BatchState:
-        async with self.batches.upload(ME, "a", 0) as upload:
-            await upload.add(_lines(count))
-            file = await upload.finish("batch")
-        return await self.batches.create(ME, NewBatch("completions", file.id, {}), None)
-
-    async def work_batch(self) -> None:
-        message = self.logs.take(BATCH_JOBS(model=MODEL))
-        assert message is not None
-        patient = Patient(self.logs)
-        batches, files = BatchLog(patient, MODEL, self.shares, self.now), FileStore(patient, self.shares, self.now)
-        worker = BatchWorker(batches, files, self.answers, self.progress, self.shares)  # type: ignore[arg-type]
-        async with asyncio.timeout(20):
-            await worker.work(message)
-        assert not self.logs.queues[BATCH_JOBS(model=MODEL).name]
-
-    def results(self, batch: BatchState) -> list[BatchLine]:
-        kept = self.logs.entries[BATCHES(tenant="t", batch=batch.id).name]
-        return [line for record in kept for line in record.entry.lines]
-
-
-async def _lines(count: int) -> AsyncIterator[bytes]:
-    for number in range(count):
-        line = {"custom_id": f"{number}", "method": "POST", "url": "/v1/completions", "body": {"pad": "x" * 300_000}}
-        yield json.dumps(line).encode() + b"\n"
+from tests.support.job_world import ME, MODEL, World, lines_of
 
 
 @pytest.fixture
@@ -168,7 +80,7 @@ async def test_a_late_batch_whose_file_is_gone_ends_too(w: World) -> None:
 
 async def test_a_batch_of_an_old_file_ends_before_the_file_does(w: World) -> None:
     async with w.batches.upload(ME, "a", 0) as upload:
-        await upload.add(_lines(1))
+        await upload.add(lines_of(1))
         file = await upload.finish("batch")
     w.now_s = file.expires_s - 3600
     batch = await w.batches.create(ME, NewBatch("completions", file.id, {}), None)
@@ -176,6 +88,23 @@ async def test_a_batch_of_an_old_file_ends_before_the_file_does(w: World) -> Non
     w.now_s = file.expires_s
     with pytest.raises(NotFound):
         await w.batches.create(ME, NewBatch("completions", file.id, {}), None)
+
+
+async def test_answers_that_are_read_while_the_errors_are_deleted_are_told_once(w: World) -> None:
+    """What is left of the log is stored anew, behind where the reader is."""
+    w.answers.refuses = "1"
+    batch = await w.batch(3)
+    await w.work_batch()
+    out, errors = (f"file-{batch.id}-{kind}" for kind in ("output", "errors"))
+    told = [piece async for piece in w.batches.content("t", out)]
+    reading, read = w.batches.content("t", out), list[bytes]()
+    async for piece in reading:
+        if not read:
+            await w.batches.delete("t", errors)
+        read.append(piece)
+    assert len(told) > 1
+    assert b"".join(read) == b"".join(told)
+    assert len(w.logs.entries[BATCHES(tenant="t", batch=batch.id).name]) == 1
 
 
 async def test_lines_without_room_for_an_answer_say_so_and_begin_nothing(w: World) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from pdbus.errors import QuotaExceeded
 from pdbus.router.jobs.disk_use import STEP_S, DiskUse
@@ -17,7 +17,8 @@ steps = st.tuples(
 )
 
 
-@given(st.lists(steps, max_size=60))
+@settings(max_examples=40, deadline=None)
+@given(st.lists(steps, max_size=40))
 def test_it_is_the_sum_of_what_is_there_to_ten_minutes(events: list[tuple[str, str, int, float, bool]]) -> None:
     use, there, now = DiskUse(KEPT_S), list[tuple[str, str, int, float]](), 0.0
     for tenant, name, size, passes_s, replaces in events:
@@ -33,6 +34,7 @@ def test_it_is_the_sum_of_what_is_there_to_ten_minutes(events: list[tuple[str, s
     assert use.used("a", now + KEPT_S + 2 * STEP_S) == use.used("b", now + KEPT_S + 2 * STEP_S) == 0
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 100)), max_size=40))
 def test_what_is_reserved_is_what_was_said_last(events: list[tuple[str, int]]) -> None:
     use, known = DiskUse(KEPT_S), dict[str, int]()
