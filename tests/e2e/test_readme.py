@@ -52,6 +52,7 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory, traces: Receiver) -> Iter
     """A stack in the default data folder of a user of our own, and that user's environment."""
     home = tmp_path_factory.mktemp("home")
     (home / ".cache" / "pdbus").mkdir(parents=True)  # its kernels are compiled already: they take ten seconds
+    cache_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
     (home / ".cache" / "pdbus" / "native").symlink_to(cache_folder(), target_is_directory=True)
     env = {"XDG_DATA_HOME": str(home), "HOME": str(home), "OTEL_EXPORTER_OTLP_ENDPOINT": traces.endpoint}
     with running_stack(home / "pdbus", env=env) as stack:

@@ -56,7 +56,7 @@ class Router:
             "seed": 7,
             "max_tokens": max_tokens,
             "stop_ids": (),
-            "deadline_ns": time.time_ns() + 30_000_000_000,
+            "deadline_ns": time.time_ns() + 120_000_000_000,
         }
         return Ticket(**(known | fields))
 
@@ -91,7 +91,7 @@ class Router:
         ]
         return sorted({(item.index, len(item.ids)): item for item in own}.values(), key=lambda item: item.index)
 
-    async def until(self, predicate: Callable[[], bool], within_s: float = 30.0) -> None:
+    async def until(self, predicate: Callable[[], bool], within_s: float = 100.0) -> None:
         async with asyncio.timeout(within_s):
             while not predicate():
                 self.news.clear()
@@ -136,7 +136,7 @@ def ids(items: list[TokenItem]) -> list[int]:
     return [token for item in items for token in item.ids]
 
 
-async def until(predicate: Callable[[], Any], within_s: float = 30.0) -> None:
+async def until(predicate: Callable[[], Any], within_s: float = 100.0) -> None:
     """Waits for what has no event of its own."""
     async with asyncio.timeout(within_s):
         while not predicate():  # noqa: ASYNC110
