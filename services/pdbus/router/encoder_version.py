@@ -10,6 +10,7 @@ import tokenizers
 from pdbus.errors import InvalidRequest
 from pdbus.messages.common import Digest
 from pdbus.model.encoder_config import EncoderConfig
+from pdbus.router.encode_texts import encode_texts
 
 
 class TextIds:
@@ -25,11 +26,8 @@ class TextIds:
         self._tokenizer.no_padding()
 
     def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """With the special tokens around each ([CLS] and [SEP], say), whole however long."""
-        try:
-            return [tuple(encoded.ids) for encoded in self._tokenizer.encode_batch(list(texts))]
-        except (UnicodeEncodeError, TypeError):
-            raise InvalidRequest("a text holds a lone surrogate, which is no character", param="input") from None
+        """With the special tokens around each ([CLS] and [SEP], say), whole however long. Raises as `encode_texts`."""
+        return encode_texts(self._tokenizer, texts, param="input")
 
 
 @dataclass(frozen=True)

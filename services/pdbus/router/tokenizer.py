@@ -9,6 +9,7 @@ from typing import Any
 import tokenizers
 
 from pdbus.errors import InvalidRequest
+from pdbus.router.encode_texts import encode_texts
 from pdbus.router.token_bytes import TokenBytes
 
 
@@ -39,13 +40,9 @@ class Tokenizer:
         return len(text.encode("utf-8", "surrogatepass")) // self._longest
 
     def encode(self, text: str, *, special: bool) -> tuple[int, ...]:
-        """`special`: with what the tokenizer puts before a text (BOS); a rendered chat template has its own."""
-        try:
-            # The batch form is the one that lets go of the interpreter's lock.
-            (encoded,) = self._tokenizer.encode_batch([text], add_special_tokens=special and self._add_bos is not False)
-        except (UnicodeEncodeError, TypeError):
-            raise InvalidRequest("the text holds a lone surrogate, which is no character", param="prompt") from None
-        ids = tuple(encoded.ids)
+        """`special`: with what the tokenizer puts before a text (BOS); a rendered chat template has its own.
+        Raises as `encode_texts`."""
+        (ids,) = encode_texts(self._tokenizer, [text], param="prompt", special=special and self._add_bos is not False)
         bos = self.id_of(self.special_texts["bos_token"])
         if special and self._add_bos and bos is not None and ids[:1] != (bos,):
             return (bos, *ids)
