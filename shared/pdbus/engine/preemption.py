@@ -39,13 +39,18 @@ class Preemption:
         """In the order in which they come back."""
         self._pages, self._page_tokens, self._swap, self._tenants = pages, page_tokens, swap, tenants
 
+    def able(self, running: list[Sequence], most_priority: int) -> list[Sequence]:
+        """Those of `running` that can give way, of this priority at most. One that hands its pages over, or is still
+        being filled, can't let go of them."""
+        if not self._swap:
+            return []
+        able = [one for one in running if one.ready and not one.handoff and not one.cancelled]
+        return [one for one in able if one.ticket.priority <= most_priority]
+
     def preempt(self, running: list[Sequence], most_priority: int = HIGHEST_PRIORITY) -> Sequence | None:
         """Frees the pages of one of `running`, of this priority at most, whose KV can be kept; None where nothing is
-        won by it.
-
-        One that hands its pages over, or is still being filled, can't let go of them."""
-        able = [one for one in running if one.ready and not one.handoff and not one.cancelled]
-        able = [one for one in able if one.ticket.priority <= most_priority]
+        won by it."""
+        able = self.able(running, most_priority)
         if not self._swap or not able:
             return None
         victim = self._tenants.gives_way(able, self._pages.held)

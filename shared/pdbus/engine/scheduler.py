@@ -240,12 +240,15 @@ class Scheduler:
     def make_room(self, tenant: str, priority: int, wanted: int) -> bool:
         """Whether a new sequence may have so many pages, if they are free: not before preempted ones of its priority
         have theirs back, unless its tenant holds less than its share. Who is of a lower priority gives way to it, and
-        below its share who is of the same."""
+        below its share who is of the same; but nobody where all of them together hold too little."""
         below = self._tenants.below_share(tenant, wanted, self.pages)
         if not below and any(one.ticket.priority >= priority for one in self.preempted):
             return False
-        while not self.can_allocate(wanted) and self._preempt(priority if below else priority - 1):
-            pass
+        most_priority = priority if below else priority - 1
+        able = self._preemption.able(self.running, most_priority)
+        if self.can_allocate(wanted - sum(len(one.hold.pages) + 1 for one in able)):  # beside theirs, that of each step
+            while not self.can_allocate(wanted) and self._preempt(most_priority):
+                pass
         return True
 
     def _lacks_page(self, sequence: Sequence) -> bool:
