@@ -24,7 +24,6 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pdbus.context import HIGHEST_PRIORITY
 from pdbus.engine.chunks import Chunk, Turn, chunks_of, passes_of
 from pdbus.engine.pace import Pace
 from pdbus.engine.preemption import Preemption, Swap
@@ -227,8 +226,8 @@ class Scheduler:
         victim.hold.release()
         return victim, Overloaded("no KV pages are left for this answer to grow")
 
-    def _preempt(self, most_priority: int = HIGHEST_PRIORITY) -> bool:
-        if preempted := self._preemption.preempt(self.running, most_priority):
+    def _preempt(self, for_new: int | None = None) -> bool:
+        if preempted := self._preemption.preempt(self.running, for_new):
             self.running.remove(preempted)
             self.keep_private(preempted)
         return preempted is not None

@@ -186,6 +186,23 @@ def test_nobody_gives_way_where_that_would_not_be_enough() -> None:
     assert plan.preempted == [low]
 
 
+def test_one_that_is_alone_gives_way_to_a_higher_priority_and_comes_back() -> None:
+    plan = scheduler(10, Shelf())
+    low, urgent = of_priority(plan, 0, 30), of_priority(plan, 5, 20)
+    urgent.ticket = replace(urgent.ticket, max_tokens=4)
+    plan.add(low)
+    while low.remaining > 1:
+        step(plan)
+    plan.add(urgent)
+    assert urgent in step(plan).started
+    assert plan.preempted == [low]
+    while urgent in plan.running:
+        step(plan)
+    for _ in range(3):
+        step(plan)
+    assert plan.running == [low]
+
+
 def of_priority(plan: Scheduler, priority: int, length: int) -> Sequence:
     one = sequence(plan.pages, [priority] * length)
     one.ticket = replace(one.ticket, priority=priority)
