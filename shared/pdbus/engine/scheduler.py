@@ -10,7 +10,8 @@ A sequence is in exactly one of three places:
              that wants pages.
 
 A step computes one token of every sequence that continues its answer, and chunks of those that still read their
-prompt, under a token budget (engine/pace.py). A chunk ends at a page boundary, or at the end of the known tokens.
+prompt, under a token budget (engine/pace.py). A chunk ends at a page boundary or at the end of the known tokens, unless
+less than a page is left for those who flood the step (engine/chunks.py).
 
 A sequence whose next page is being computed by a running one stays waiting until that page is published, then shares
 it: choices of one request and prompts with a common beginning compute it once.
