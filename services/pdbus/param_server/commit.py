@@ -103,7 +103,7 @@ class LogWriter:
             if whole.root == head:
                 break
             await asyncio.to_thread(_keep, store, whole)
-            layers, checkpoint = changed_layers(whole, parent), manifest.root if whole is not manifest else None
+            layers, checkpoint = changed_layers(whole, parent), manifest.root if whole.root != manifest.root else None
             commit = Commit(tx, whole.root, head, self._author, message, layers, ref=REF, checkpoint=checkpoint)
             await self._append(LogEntry(commit=commit), seq, deadline)
         remembered.write(manifest.root)

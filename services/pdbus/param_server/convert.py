@@ -114,9 +114,11 @@ def known_blocks(made: Made, source: Manifest, older: Manifest) -> list[Digest |
     """The tensor's blocks as `older` has them, which was made of `source`; None where other rows are in them now."""
     new, count = made.source, block_count(made.source.shape, made.dtype)
     before, there = source.tensors.get(new.name), older.tensors.get(made.name)
+    of_another = made.name != new.name and made.name in source.tensors  # a head that was not yet tied to the embedding
     if (
         before is None
         or there is None
+        or of_another
         or (before.shape, there.shape, there.dtype) != (new.shape, new.shape, made.dtype)
     ):
         return [None] * count

@@ -12,6 +12,7 @@ from pdbus.errors import Cancelled
 from pdbus.messages.common import Digest
 from pdbus.model.checkpoint import Checkpoint
 from pdbus.model.families import expected
+from pdbus.param_server.holdings import add_manifests
 from pdbus.param_server.store import BlockStore
 from pdbus.weights.blocks import Array, cut, dtype_name, shard_of, tensor_bytes
 from pdbus.weights.layer import Tensor, meta_tensor
@@ -48,9 +49,7 @@ class Ingest:
                 tensors.append(Tensor(name, dtype_name(array.dtype), array.shape, blocks))
                 self.done_bytes += array.nbytes
             manifest = Manifest.build(tensors)
-            for content in manifest.manifests():
-                if (digest := content_digest(content)) not in self._store:
-                    pack.add(digest, memoryview(content))
+            add_manifests(manifest, self._store, pack)
         return manifest
 
     def _arrays(self) -> Iterator[tuple[str, Array]]:

@@ -109,16 +109,18 @@ class EncoderWorker:
 
         def compute() -> list[bytes]:
             vectors = [b""] * len(texts)
-            for places in together(texts):
-                if given_up.is_set():
-                    break
-                size = sum(len(texts[at]) for at in places)
-                self.progress.begin("texts", time.monotonic(), size=size, uses=[root])
-                computed = encoder.embed([texts[at] for at in places]).astype("<f4", copy=False)
-                for at, vector in zip(places, computed, strict=True):
-                    vectors[at] = vector.tobytes()
-                self.progress.made(time.monotonic())
-            self.progress.waits = True
+            try:
+                for places in together(texts):
+                    if given_up.is_set():
+                        break
+                    size = sum(len(texts[at]) for at in places)
+                    self.progress.begin("texts", time.monotonic(), size=size, uses=[root])
+                    computed = encoder.embed([texts[at] for at in places]).astype("<f4", copy=False)
+                    for at, vector in zip(places, computed, strict=True):
+                        vectors[at] = vector.tobytes()
+                    self.progress.made(time.monotonic())
+            finally:
+                self.progress.waits = True
             return vectors
 
         try:

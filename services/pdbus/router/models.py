@@ -112,16 +112,23 @@ class Models:
 
     async def check_ref(self, ref: str | None, deadline: Deadline) -> None:
         """Raises as `resolve`. Who has just made a ref may ask for it before this router has read of it: no name is
-        refused before the log was read to its end."""
+        refused before the log was read to its end: Unavailable where it can't be."""
         try:
             self.resolve(ref)
             return
         except NotFound:
             within = deadline.within(_LOOK_S)
+        read = False
         with suppress(DeadlineExceeded, TimeoutError):
             async with within.timeout(), self._looking:  # one at a time, whoever asks for how many unknown names
                 await self._follower.caught_up(within)
-        self.resolve(ref)
+                read = True
+        try:
+            self.resolve(ref)
+        except NotFound as error:
+            if read:
+                raise
+            raise Unavailable(f"{error.message}, as far as is known here", retry_after_s=1) from None
 
     def resolve(self, ref: str | None) -> Digest:
         """The root that a request is pinned to: of a ref (`stable` if None), or of a root's first hex digits.

@@ -40,6 +40,11 @@ class Turn:
     groups: tuple[tuple[Chunk, ...], ...]
 
 
+def prompt_tokens(group: Many[Chunk]) -> int:
+    """Of a pass, however many prompts they are of: all but the answers' one token each."""
+    return sum(chunk.tokens for chunk in group if chunk.tokens > 1)
+
+
 def wait_for(early: Many[Chunk], layer: int) -> None:
     """Returns once the layer's cached KV is there that these need. Raises Late."""
     for chunk in early:

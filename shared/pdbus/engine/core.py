@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from pdbus.engine.arriving import Arriving, Late
-from pdbus.engine.chunks import Chunk, wait_for
+from pdbus.engine.chunks import Chunk, prompt_tokens, wait_for
 from pdbus.engine.hearing import Hearing
 from pdbus.engine.progress import Progress
 from pdbus.engine.scheduler import Limits, Scheduler
@@ -176,6 +176,7 @@ class Core:
         except BaseException as error:  # the service has to hear of it, whatever it was
             log.exception("the engine's thread died")
             failure = error
+        self.progress.waits = True
         self._work.end()
         self._loop.call_soon_threadsafe(self._hearing.end, failure)
 
@@ -203,9 +204,10 @@ class Core:
             self.progress.made(time.monotonic())
             if self._work.stopping or all(chunk.sequence.cancelled for chunk in group):
                 raise Abandoned
-            self.progress.waits = bool(early)
-            wait_for(early, layer)
-            self.progress.waits = False
+            if early:
+                self.progress.waits = True
+                wait_for(early, layer)
+                self.progress.goes_on(time.monotonic())
             self._hearing.tell([one.layer_ready(layer) for one in group if one.sequence.handoff and one not in early])
 
         self._hearing.tell(
@@ -213,8 +215,8 @@ class Core:
         )
         try:
             # A step of a few tokens ends sooner than the wait for Python's lock in each layer might take.
-            few = self._scheduler.limits.page_tokens
-            watched = early or any(chunk.tokens > few or chunk.sequence.handoff for chunk in group)
+            reads = prompt_tokens(group) > self._scheduler.limits.page_tokens
+            watched = reads or early or any(chunk.sequence.handoff for chunk in group)
             kind, size = ("layer", sum(chunk.tokens for chunk in group)) if watched else ("step", 1)
             uses = [chunk.sequence.ticket.root for chunk in group]
             self.progress.begin(kind, time.monotonic(), size=size, uses=uses)

@@ -39,18 +39,23 @@ class Preemption:
         """In the order in which they come back."""
         self._pages, self._page_tokens, self._swap, self._tenants = pages, page_tokens, swap, tenants
 
-    def preempt(self, running: list[Sequence], most_priority: int = HIGHEST_PRIORITY) -> Sequence | None:
-        """Frees the pages of one of `running`, of this priority at most, whose KV can be kept; None where nothing is
-        won by it.
-
-        One that hands its pages over, or is still being filled, can't let go of them."""
+    def able(self, running: list[Sequence], most_priority: int) -> list[Sequence]:
+        """Those of `running` that can give way, of this priority at most. One that hands its pages over, or is still
+        being filled, can't let go of them."""
+        if not self._swap:
+            return []
         able = [one for one in running if one.ready and not one.handoff and not one.cancelled]
-        able = [one for one in able if one.ticket.priority <= most_priority]
+        return [one for one in able if one.ticket.priority <= most_priority]
+
+    def preempt(self, running: list[Sequence], for_new: int | None = None) -> Sequence | None:
+        """Frees the pages of one of `running` whose KV can be kept; None where nothing is won by it. `for_new`: one of
+        this priority at most, for a new sequence; else for one of them to grow."""
+        able = self.able(running, HIGHEST_PRIORITY if for_new is None else for_new)
         if not self._swap or not able:
             return None
         victim = self._tenants.gives_way(able, self._pages.held)
-        others_own_some = self._pages.used > len(victim.hold.pages)  # else nobody will ever give a page back
-        if not others_own_some or not self._swap.save(victim):
+        alone = self._pages.used <= len(victim.hold.pages)  # then nobody will ever give a page back
+        if (alone and for_new is None) or not self._swap.save(victim):
             return None
         victim.hold.release()
         victim.resumed = 0  # only what is computed whole was kept

@@ -17,8 +17,8 @@ FLOOR_S = 1.25
 FIRST_USE_S = 60.0
 """While what runs was never run before: kernels are loaded or compiled, weights read from disk."""
 _FIRST_USES = 4
-"""Each may run what those before it did not: of a prompt, of a single token."""
-_MOST_USED = 64
+"""Each may run what those before it did not: of one row, of many."""
+_MOST_USED = 128
 _TIMES = 10.0
 """what the slowest step of its kind and size took lately."""
 _FADE = 0.99
@@ -41,9 +41,9 @@ class Progress:
 
     def begin(self, kind: str, now_s: float, *, size: int = 1, uses: Iterable[Hashable] = ()) -> None:
         """Steps of this kind begin, and follow each other until the next `begin`. `size`: what they take grows no
-        faster than this. `uses`: versions, which are slow the first few times."""
+        faster than this. `uses`: versions, which are slow the first few times in each kind."""
         self._kind, self._size, self._since_s = kind, size, now_s
-        self._first_use = sum(map(self._first, set(uses))) > 0  # of all of them, so that each is counted
+        self._first_use = sum(self._first((kind, use)) for use in set(uses)) > 0  # all of them, so that each is counted
         self.count += 1
         self.waits = False
 
@@ -53,6 +53,10 @@ class Progress:
         self.count += 1
         if not self._first_use:
             self._slowest_s[self._kind] = max(taken_s, _FADE * self._slowest_s.get(self._kind, 0.0))
+
+    def goes_on(self, now_s: float) -> None:
+        """After `waits`: that is no part of the step that is under way."""
+        self._since_s, self.waits = now_s, False
 
     def _first(self, use: Hashable) -> bool:
         times = self._used.pop(use, 0)

@@ -10,7 +10,8 @@ A sequence is in exactly one of three places:
              that wants pages.
 
 A step computes one token of every sequence that continues its answer, and chunks of those that still read their
-prompt, under a token budget (engine/pace.py). A chunk ends at a page boundary, or at the end of the known tokens.
+prompt, under a token budget (engine/pace.py). A chunk ends at a page boundary or at the end of the known tokens, unless
+less than a page is left for those who flood the step (engine/chunks.py).
 
 A sequence whose next page is being computed by a running one stays waiting until that page is published, then shares
 it: choices of one request and prompts with a common beginning compute it once.
@@ -24,7 +25,6 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pdbus.context import HIGHEST_PRIORITY
 from pdbus.engine.chunks import Chunk, Turn, chunks_of, passes_of
 from pdbus.engine.pace import Pace
 from pdbus.engine.preemption import Preemption, Swap
@@ -227,8 +227,8 @@ class Scheduler:
         victim.hold.release()
         return victim, Overloaded("no KV pages are left for this answer to grow")
 
-    def _preempt(self, most_priority: int = HIGHEST_PRIORITY) -> bool:
-        if preempted := self._preemption.preempt(self.running, most_priority):
+    def _preempt(self, for_new: int | None = None) -> bool:
+        if preempted := self._preemption.preempt(self.running, for_new):
             self.running.remove(preempted)
             self.keep_private(preempted)
         return preempted is not None
@@ -240,12 +240,15 @@ class Scheduler:
     def make_room(self, tenant: str, priority: int, wanted: int) -> bool:
         """Whether a new sequence may have so many pages, if they are free: not before preempted ones of its priority
         have theirs back, unless its tenant holds less than its share. Who is of a lower priority gives way to it, and
-        below its share who is of the same."""
+        below its share who is of the same; but nobody where all of them together hold too little."""
         below = self._tenants.below_share(tenant, wanted, self.pages)
         if not below and any(one.ticket.priority >= priority for one in self.preempted):
             return False
-        while not self.can_allocate(wanted) and self._preempt(priority if below else priority - 1):
-            pass
+        most_priority = priority if below else priority - 1
+        able = self._preemption.able(self.running, most_priority)
+        if self.can_allocate(wanted - sum(len(one.hold.pages) + 1 for one in able)):  # beside theirs, that of each step
+            while not self.can_allocate(wanted) and self._preempt(most_priority):
+                pass
         return True
 
     def _lacks_page(self, sequence: Sequence) -> bool:

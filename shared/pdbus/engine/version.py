@@ -124,9 +124,7 @@ async def load(
             raise NotYet
         fetched = await source.manifest(pair[1], ctx) if pair else known
     tensors = _computed(fetched)
-    if packed_dtypes(
-        tensors
-    ):  # rows of other forms than fp32 aren't patched: layers of which any changed are built whole
+    if packed_dtypes(tensors):  # such rows aren't patched: layers of which any changed are built whole
         changes = NO_CHANGES
     digests.pop(META, None)
     begin = partial(backend.begin, config, digests, reuse.model if reuse else None, changes, tensors)

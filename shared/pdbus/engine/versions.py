@@ -85,7 +85,9 @@ class Versions(Loaded[Version]):
         if self.backend is None:
             before = self.detail
             self.detail = "preparing the engine (on its first start here it compiles its kernels: some seconds)"
-            self._opening = asyncio.create_task(asyncio.to_thread(self._open_backend, config))
+            # It may have been begun for a version that was given up meanwhile.
+            if self._opening is None or (self._opening.done() and self._opening.exception()):
+                self._opening = asyncio.create_task(asyncio.to_thread(self._open_backend, config))
             self.backend = await asyncio.shield(self._opening)
             self.detail = before
         return self.backend

@@ -15,6 +15,7 @@ from pdbus.errors import DeadlineExceeded, InvalidRequest, PdbusError, RootGone,
 from pdbus.messages.prefill import MOST_TEXTS, Embed
 from pdbus.messages.presence import Card
 from pdbus.model.checkpoint import open_checkpoint
+from pdbus.model.encoder import Encoder
 from pdbus.prefill.encoder_worker import EncoderWorker, together
 from pdbus.subjects import PREFILL_EMBED
 from tests.support.asking import until
@@ -152,3 +153,17 @@ def test_texts_of_one_length_are_computed_together():
     assert sorted(at for group in groups for at in group) == list(range(len(lengths)))
     assert all(len({lengths[at] for at in group}) == 1 and len(group) <= 16 for group in groups)
     assert len(groups) == 4
+
+
+async def test_texts_that_fail_are_no_hanging(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the process would be given up some seconds later, with all that it could still answer."""
+
+    def fail(encoder: Encoder, texts: object) -> np.ndarray:
+        raise MemoryError
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Encoder, "embed", fail)
+        with pytest.raises(PdbusError):
+            await asked.embed((1, 2, 3))
+    assert asked.worker.progress.waits
+    assert await asked.embed((1, 2, 3)) is not None

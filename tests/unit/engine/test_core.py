@@ -147,6 +147,26 @@ async def test_a_cancel_leaves_a_pass_in_its_middle() -> None:
         assert core.pages.used == 0
 
 
+async def test_short_prompts_in_one_pass_are_left_in_its_middle_too_where_all_are_cancelled() -> None:
+    """Each has no more than a page; together they take as long as one of so many tokens."""
+    cut: list[Sequence] = []
+    gate = threading.Event()
+    async with engine() as (core, heard):
+
+        def cancel_all() -> None:
+            for one in cut:
+                core.cancel(one)
+
+        model = Model(on_pass=cancel_all)
+        cut += [sequence(core.pages, [number] * 4, model=model) for number in range(2)]
+        core.post(lambda: gate.wait(10))  # so that one turn has both
+        for one in cut:
+            core.submit(one)
+        gate.set()
+        assert all([isinstance((await heard.end_of(one)).error, Cancelled) for one in cut])
+        assert [heard.ids(one) for one in cut] == [[], []]
+
+
 async def test_pages_that_are_being_filled_stay_until_they_are_discarded() -> None:
     """Whoever fills them may still write: nobody else gets them before."""
     async with engine() as (core, heard):
@@ -189,6 +209,20 @@ async def test_work_given_at_the_end_is_done() -> None:
         gate.set()
     await releasing
     assert core.pages.used == 0
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_thread_that_has_ended_is_not_taken_for_one_that_hangs(dies: bool) -> None:
+    """What is closed after it may take its time."""
+
+    def die() -> None:
+        raise SystemError("broken")
+
+    async with engine() as (core, heard):
+        if dies:
+            core.post(die)
+            await until(lambda: heard.failures)
+    assert core.progress.waits
 
 
 async def test_what_a_call_raises_is_the_callers() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -162,6 +164,49 @@ def test_a_preempted_one_ends_at_its_deadline_or_when_it_is_removed() -> None:
     assert (late, type(error)) == (all_three[2], DeadlineExceeded)
     assert plan.remove(all_three[1])
     assert (shelf.kept, plan.preempted) == ({}, [])
+
+
+def test_nobody_gives_way_where_that_would_not_be_enough() -> None:
+    """Else it would go and come back in each turn, and nobody would win anything."""
+    shelf = Shelf()
+    plan = scheduler(15, shelf)
+    first, other, low = of_priority(plan, 5, 22), of_priority(plan, 5, 3), of_priority(plan, 0, 7)
+    for one in (first, other, low):
+        plan.add(one)
+    while low.remaining > 1:
+        step(plan)
+    urgent = of_priority(plan, 5, 40)
+    plan.add(urgent)
+    for _ in range(5):
+        step(plan)
+        assert (plan.preempted, low in plan.running, urgent in plan.waiting) == ([], True, True)
+    plan.remove(first)
+    first.hold.release()
+    assert urgent in step(plan).started
+    assert plan.preempted == [low]
+
+
+def test_one_that_is_alone_gives_way_to_a_higher_priority_and_comes_back() -> None:
+    plan = scheduler(10, Shelf())
+    low, urgent = of_priority(plan, 0, 30), of_priority(plan, 5, 20)
+    urgent.ticket = replace(urgent.ticket, max_tokens=4)
+    plan.add(low)
+    while low.remaining > 1:
+        step(plan)
+    plan.add(urgent)
+    assert urgent in step(plan).started
+    assert plan.preempted == [low]
+    while urgent in plan.running:
+        step(plan)
+    for _ in range(3):
+        step(plan)
+    assert plan.running == [low]
+
+
+def of_priority(plan: Scheduler, priority: int, length: int) -> Sequence:
+    one = sequence(plan.pages, [priority] * length)
+    one.ticket = replace(one.ticket, priority=priority)
+    return one
 
 
 @settings(max_examples=150, deadline=None)

@@ -106,3 +106,22 @@ def test_waiting_is_no_hanging(before: bool) -> None:
         clock.step(0.02)
     clock.progress.waits = True
     assert set(clock.stands(100.0)) == {"well"}
+
+
+def test_the_first_token_of_a_version_may_take_long_after_any_number_of_chunks() -> None:
+    """Of which the first were slow, too: what runs for a single row is another matter."""
+    clock = Clock()
+    for _ in range(10):
+        clock.step(0.01, "layer", 512, ("a",))
+    assert set(clock.step(FIRST_USE_S / 2, uses=("a",))) == {"well"}
+
+
+def test_what_was_waited_for_says_nothing_of_how_long_steps_take() -> None:
+    clock = Clock()
+    clock.step(0.02, "layer")
+    clock.progress.begin("layer", clock.now_s)
+    clock.progress.waits = True
+    assert set(clock.stands(5.0)) == {"well"}
+    clock.progress.goes_on(clock.now_s)
+    clock.progress.made(clock.now_s)
+    assert clock.progress.limit_s == FLOOR_S

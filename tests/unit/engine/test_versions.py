@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,38 @@ async def test_a_version_that_is_given_up_while_it_is_loaded_holds_up_none_after
         history.apply(3, 3, LogEntry(forget=Forget((a,), "me")))
         versions.follow(history)
         assert (await asyncio.wait_for(versions.first(), 20)).root == b
+
+
+@pytest.mark.parametrize("opened_first", [False, True])
+async def test_what_was_opened_for_a_version_that_is_given_up_serves_the_next(
+    source: LocalSource, opened_first: bool
+) -> None:
+    """A second one would be left open for ever."""
+    a, b = source.root_of["a"], source.root_of["b"]
+    entered, gate, made = threading.Event(), threading.Event(), list[Backend]()
+
+    def slow(config: ModelConfig) -> Backend:
+        entered.set()
+        gate.wait(20)
+        made.append(torch_backend(config))
+        return made[-1]
+
+    history = History()
+    history.apply(1, 1, LogEntry(commit=Commit("1", a, None, "me", "", ())))
+    async with Versions(source, slow) as versions:
+        versions.follow(history)
+        assert await asyncio.to_thread(entered.wait, 20)
+        history.apply(2, 2, LogEntry(commit=Commit("2", b, a, "me", "", ())))
+        history.apply(3, 3, LogEntry(forget=Forget((a,), "me")))
+        versions.follow(history)
+        if opened_first:
+            gate.set()
+            assert versions._opening
+            await asyncio.wait([versions._opening])
+        await until(lambda: versions._under_way is not None and versions._under_way[0] == b)
+        gate.set()
+        assert (await asyncio.wait_for(versions.first(), 20)).root == b
+        assert made == [versions.backend]
 
 
 async def test_what_is_better_loaded_later_keeps_no_other_waiting(

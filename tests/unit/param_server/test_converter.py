@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pdbus.messages.changelog import Commit, Convert, LogEntry, Ref
 from pdbus.model.convert import Made
+from pdbus.model.parts import EMBEDDING, HEAD
 from pdbus.param_server.convert import known_blocks, runs_of
 from pdbus.param_server.converter import Converter
 from pdbus.weights.blocks import block_count, rows_per_block
@@ -78,6 +79,14 @@ def test_of_another_shape_or_form_nothing_stays() -> None:
     assert known_blocks(now, Manifest.build([tensor("fp32")]), Manifest.build([tensor("fp8")])) == none
     other = replace(tensor("fp32"), shape=(5000, 32), blocks=tensor("fp32").blocks[: block_count((5000, 32), "fp32")])
     assert known_blocks(now, Manifest.build([other]), older) == none
+
+
+def test_a_head_that_became_the_embedding_is_made_anew() -> None:
+    embedding, head = tensor("fp32", name=EMBEDDING), tensor("fp32", frozenset({0}), name=HEAD)
+    older = Manifest.build([tensor("int8", name=EMBEDDING), tensor("int8", frozenset({0}), name=HEAD)])
+    tied = Made(HEAD, embedding, "int8")
+    assert known_blocks(tied, Manifest.build([embedding, head]), older) == [None] * len(older.tensors[HEAD].blocks)
+    assert known_blocks(tied, Manifest.build([embedding]), older) == list(older.tensors[HEAD].blocks)
 
 
 @settings(max_examples=30)

@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.simulated_version import COMPUTE_CLASS, PAGE_FORMAT, SimulatedVersions, meta_files, scope, version
 from pdbus.context import Deadline, RequestContext
-from pdbus.errors import InvalidRequest, NotFound, Unavailable
+from pdbus.errors import DeadlineExceeded, InvalidRequest, NotFound, Unavailable
 from pdbus.kv.prefix import page_keys
 from pdbus.messages.common import Digest
 from pdbus.router.models import Models
@@ -56,6 +56,27 @@ async def test_names(models: Models, versions: Flaky):
             models.resolve(name)
     with pytest.raises(NotFound):
         models.check_name("another")
+
+
+async def test_a_name_is_refused_once_the_log_was_read_to_its_end(
+    models: Models, versions: Flaky, monkeypatch: pytest.MonkeyPatch
+):
+    """A job whose ref was just made elsewhere must not fail for good because NATS is away for a moment."""
+    with pytest.raises(NotFound):
+        await models.check_ref("new", Deadline.after(30))
+
+    async def away(deadline: Deadline) -> None:
+        raise DeadlineExceeded("no answer")
+
+    async def read(deadline: Deadline) -> None:
+        versions.move("new", ROOTS[1])
+
+    monkeypatch.setattr(versions, "caught_up", away)
+    with pytest.raises(Unavailable):
+        await models.check_ref("new", Deadline.after(30))
+    await models.check_ref("stable", Deadline.after(30))
+    monkeypatch.setattr(versions, "caught_up", read)
+    await models.check_ref("new", Deadline.after(30))
 
 
 async def test_what_a_ref_names_is_loaded_before_it_is_asked_for(models: Models, versions: Flaky):

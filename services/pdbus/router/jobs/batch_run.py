@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 LINES_AT_ONCE = 32
 _GROUP_BYTES = 100_000
 """Of results, after which an entry is full; the last of them may have as much again as a job's answer."""
+_LATE_AT_ONCE = 200
+"""Lines in an entry that tell no more than this: with ids of 512 characters they fit a message."""
 _NO_ROOM = msgspec.json.encode(
     {"code": "quota_exceeded", "message": "there is no room for its answer: delete files that are no longer needed"}
 )
@@ -178,7 +180,7 @@ class _Run:
                 if number not in self._done:
                     request = lines.parse(number, raw, self._state.endpoint)
                     group.append(BatchLine(number, request.custom_id, 0, _LATE))
-                if len(group) >= 500:
+                if len(group) >= _LATE_AT_ONCE:
                     await self._keep(group)
                     group = []
             if group:

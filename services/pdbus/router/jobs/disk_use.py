@@ -29,6 +29,8 @@ class DiskUse:
     def stored(self, tenant: str, name: str, size: int, at_s: float, *, replaces: bool = False) -> None:
         """`name`: of what later messages may replace."""
         known, step = self._tenants.setdefault(tenant, _Tenant()), int(at_s // STEP_S)
+        if step not in known.steps:
+            self._forget(known, at_s)
         if replaces:
             known.total -= sum(sizes.pop(name, 0) for sizes in known.steps.values())
         sizes = known.steps.setdefault(step, {})
@@ -47,11 +49,7 @@ class DiskUse:
         known = self._tenants.get(tenant)
         if known is None:
             return 0
-        gone = self._gone(now_s)
-        for step in [step for step in known.steps if step <= gone]:
-            known.total -= sum(known.steps.pop(step).values())
-        while known.reserved and (oldest := next(iter(known.reserved.items())))[1][0] <= gone:
-            known.total -= known.reserved.pop(oldest[0])[1]
+        self._forget(known, now_s)
         return known.total
 
     def expiring(self, tenant: str, now_s: float) -> list[tuple[float, int]]:
@@ -60,6 +58,10 @@ class DiskUse:
         steps = ((step, sum(sizes.values())) for step, sizes in sorted(known.steps.items()))
         return [((step + 1) * STEP_S + self._kept_s - now_s, size) for step, size in steps]
 
-    def _gone(self, now_s: float) -> int:
-        """The last step of which nothing is there any more."""
-        return int((now_s - self._kept_s) // STEP_S) - 1
+    def _forget(self, known: _Tenant, now_s: float) -> None:
+        """What is gone by then: also of tenants whom nobody here asks about."""
+        gone = int((now_s - self._kept_s) // STEP_S) - 1  # the last step of which nothing is there any more
+        for step in [step for step in known.steps if step <= gone]:
+            known.total -= sum(known.steps.pop(step).values())
+        while known.reserved and (oldest := next(iter(known.reserved.items())))[1][0] <= gone:
+            known.total -= known.reserved.pop(oldest[0])[1]

@@ -88,12 +88,6 @@ class Stager:
             blocks, self._waiting = self._waiting, {}
             await self._send(self._places(blocks.values()))
 
-    async def settle_for_good(self) -> None:
-        """As `settle`, and keeps none of the blocks: for updates that are larger than memory."""
-        await self.settle()
-        self._blocks.clear()
-        self._everywhere.clear()
-
     async def settle(self) -> None:
         """Returns once every block is durable on as many owners as there can be. Raises DeadlineExceeded, Conflict
         where the transaction has ended meanwhile."""
@@ -108,7 +102,7 @@ class Stager:
             await self._send(lacking, whole=True)
 
     async def let_go(self) -> None:
-        """As `settle`; what is durable then is kept here no longer."""
+        """As `settle`, and keeps none of the blocks: for updates that are larger than memory."""
         await self.settle()
         self._blocks.clear()
         self._everywhere.clear()

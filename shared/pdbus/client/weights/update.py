@@ -134,7 +134,7 @@ class Update:
     async def send_for_good(self, blocks: Sequence[NewBlock], *, everywhere: bool = False) -> None:
         """Blocks of a tensor that `put_layer` is going to name; on return they are durable, and not kept here."""
         await self._stager.send(blocks, everywhere=everywhere)
-        await self._stager.settle_for_good()
+        await self._stager.let_go()
 
     def put_layer(self, layer: str, tensors: Iterable[Tensor]) -> None:
         """The layer consists of exactly these; what of their blocks is new has been sent."""

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pdbus.bus.bus import memory_bus
+from pdbus.bus.codec import encode
 from pdbus.bus.memory import MemoryBroker
 from pdbus.errors import NotFound, QuotaExceeded, Unavailable
 from pdbus.messages.jobs import JobSpec
@@ -76,6 +77,26 @@ async def test_a_late_batch_whose_file_is_gone_ends_too(w: World) -> None:
     w.now_s = LIFE_S + 1
     await w.work_batch()
     assert (await w.batches.state("t", batch.id)).status == "expired"
+
+
+async def test_what_a_late_batch_tells_of_its_lines_fits_messages_however_long_their_ids(w: World) -> None:
+    async def lines() -> AsyncIterator[bytes]:
+        for number in range(520):
+            line = {"custom_id": f"{number:03}" + "\U0001f600" * 509, "method": "POST", "url": "/v1/completions"}
+            yield json.dumps({**line, "body": {}}).encode() + b"\n"
+
+    async with w.batches.upload(ME, "a", 0) as upload:
+        await upload.add(lines())
+        file = await upload.finish("batch")
+    batch = await w.batches.create(ME, NewBatch("completions", file.id, {}), None)
+    message = w.logs.queues[BATCH_JOBS(model=MODEL).name][0]
+    state, seq = await BatchLog(w.logs, MODEL, w.shares, w.now).accepted(message.message.state)
+    await BatchLog(w.logs, MODEL, w.shares, w.now).append(begun(state, 520, 0.0), seq)
+    w.now_s = LIFE_S + 1
+    await w.work_batch()
+    assert (await w.batches.state("t", batch.id)).failed == 520
+    kept = w.logs.entries[BATCHES(tenant="t", batch=batch.id).name]
+    assert max(len(encode(record.entry)) for record in kept) < 1 << 20
 
 
 async def test_a_batch_of_an_old_file_ends_before_the_file_does(w: World) -> None:

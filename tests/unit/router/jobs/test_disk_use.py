@@ -45,6 +45,16 @@ def test_what_is_reserved_is_what_was_said_last(events: list[tuple[str, int]]) -
     assert use.used("t", KEPT_S + 2 * STEP_S) == 0
 
 
+def test_what_is_gone_is_forgotten_also_of_a_tenant_whom_nobody_asks_about() -> None:
+    """Another router has all of its requests; this one only hears of what that stores."""
+    use = DiskUse(KEPT_S)
+    for number in range(10 * int(KEPT_S // STEP_S)):
+        use.stored("t", f"file-{number}", 1, number * float(STEP_S))
+        use.reserve("t", f"job-{number}", 1, number * float(STEP_S))
+    known = use._tenants["t"]
+    assert max(len(known.steps), len(known.reserved)) <= KEPT_S / STEP_S + 3
+
+
 def test_a_refusal_tells_when_there_is_room_again_by_itself() -> None:
     now = 0.0
     shares = Shares(1000, lambda: now)
