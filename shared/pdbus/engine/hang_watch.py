@@ -37,7 +37,7 @@ class HangWatch:
 
     def told(self, card: Card) -> Card:
         """Says so on the card, where the thread hangs."""
-        return replace(card, state="hung", detail=self._said) if self.hung else card
+        return replace(card, state="hung", detail="the engine finishes no step") if self.hung else card
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._watch())

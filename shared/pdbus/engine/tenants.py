@@ -60,10 +60,12 @@ class Tenants:
         self._done[tenant] = self._done.get(tenant, 0.0) + (tokens if tokens > 1 else ANSWER_TOKEN)
 
     def first(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """In the order in which they should be seen to; as they come where nothing tells them apart. Interrupted
-        answers before all else: they had their turn."""
-        ranked = list(sequences) if self._in_order else sorted(sequences, key=self._rank)
-        return sorted(ranked, key=lambda one: not one.interrupted)
+        """In the order in which they should be seen to; as they come where nothing tells them apart. Of a priority,
+        interrupted answers before all else: they had their turn."""
+        if self._in_order:
+            return sorted(sequences, key=lambda one: not one.interrupted)
+        ranked = sorted(sequences, key=self._rank)
+        return sorted(ranked, key=lambda one: (-one.ticket.priority, not one.interrupted))
 
     def grouped(self, sequences: Iterable[Sequence]) -> Iterator[list[Sequence]]:
         """The same, those of one tenant and priority together; each group is seen to before the next."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from pdbus.engine.scheduler import Limits, Scheduler
 from pdbus.engine.sequence import Sequence
+from pdbus.engine.tenants import Tenants
 from pdbus.kv.pages import PageTable
 from tests.support.sequences import sequence
 
@@ -121,6 +122,15 @@ def test_interrupted_answers_are_admitted_first_and_beyond_the_slots_of_others()
     cut = [interrupted(plan, 8) for _ in range(3)]
     step(plan, 0.001)
     assert [one in plan.running for one in (waiting, *cut)] == [False, True, True, False]
+
+
+def test_interrupted_answers_go_before_others_of_their_priority_only() -> None:
+    plan = scheduler()
+    cut, new, urgent = interrupted(plan, 8), sequence(plan.pages, [5] * 8), sequence(plan.pages, [7] * 8)
+    urgent.ticket = replace(urgent.ticket, priority=9)
+    tenants = Tenants(4)
+    tenants.look([cut, new, urgent], turn=1, now_s=0.0)
+    assert tenants.first([new, cut, urgent]) == [urgent, cut, new]
 
 
 def interrupted(plan: Scheduler, length: int) -> Sequence:

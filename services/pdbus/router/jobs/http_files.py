@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 
@@ -11,13 +12,15 @@ from aiohttp import BodyPartReader, web
 
 from pdbus.bus.stream_configs import JOBS_KEPT_S
 from pdbus.context import LONGEST_DEADLINE_S
-from pdbus.errors import InvalidRequest, NotFound
+from pdbus.errors import InvalidRequest, NotFound, PdbusError
 from pdbus.messages.jobs import FileMeta
 from pdbus.router.http_caller import IDENTITY
 from pdbus.router.jobs.batches import Batches, FilesWanted
 from pdbus.router.jobs.files import LEAST_KEPT_S, MOST_FILE_BYTES, Upload
 from pdbus.router.jobs.http_jobs import number, whole_number
 from pdbus.router.jobs.openai_jobs import FileDeleted, FileList, file
+
+log = logging.getLogger(__name__)
 
 MOST_FILES_LISTED = 10_000
 _SLACK_BYTES = 64 << 10
@@ -109,7 +112,9 @@ class HttpFiles:
                 if written != meta.bytes:
                     raise NotFound("it was deleted while it was read")
                 await response.write_eof()
-        except Exception:
+        except Exception as error:
+            level = logging.INFO if isinstance(error, PdbusError | TimeoutError | ConnectionError) else logging.ERROR
+            log.log(level, "the content of file %s broke off: %s", meta.id, error)
             if http.transport is not None:
                 http.transport.abort()  # the length that was told is missed: the client sees that it is not all
         return response
