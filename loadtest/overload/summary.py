@@ -52,7 +52,7 @@ def overload_rows(
             percentile(took, 99),
             deadline_s,
             "s",
-            f"{len(admitted)} of {len(seen)} admitted; statuses {states}",
+            f"{len(admitted)} of {len(seen)} admitted, of which {late.total()} failed; statuses {states}",
             late=dict(late),
         ),
         beside("refused in, p50", f"{percentile(refusals_ms, 50):.1f} ms", "as its client sees it, this machine busy"),

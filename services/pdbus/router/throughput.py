@@ -20,8 +20,8 @@ from dataclasses import dataclass
 PROMPT_TOKEN = 0.25
 _FADE = 0.95
 _FORGET_S = 60.0
-_SURE = 0.98
-_LAST = 64
+_SURE = 0.995
+_LAST = 256
 _LATELY_S = 15.0
 _FACTORS = (0.8, 2.0)
 """Lasting slowness is in the speeds; more caution would leave slots empty."""
