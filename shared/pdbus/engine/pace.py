@@ -15,7 +15,7 @@ go on in the step, and have waited longer."""
 _LEAST_S = 1e-6
 _SHARE = 0.3
 """Of a newly measured value in the one that is believed."""
-_BESIDE = 0.2
+_BESIDE = 0.1
 """Of a step's time, that others' flood may add to it. The goal is 0.25 of its p99, measured times scatter."""
 _FADE = 0.05
 _LEAST_VARIANCE = 0.1

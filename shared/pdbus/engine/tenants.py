@@ -6,7 +6,7 @@ what a flood brings waits behind everybody else, who waits for no more than the 
 heavier; and every eighth turn is in the order of arrival, so that nobody starves.
 
 Who has far more in hand than another floods it: a flood gets its slots and pages as anybody, its prompts come last, and
-of a step in which there are answers of such others it has what makes that a fifth longer (engine/pace.py). So they keep
+of a step in which there are answers of such others it has what makes that a tenth longer (engine/pace.py). So they keep
 their pace, and it has the rest.
 """
 
