@@ -23,6 +23,9 @@ Q = TypeVar("Q")
 POLL_S = 1.0
 """So old the confirmation of being at the end gets, at most, while the server answers."""
 RETRY_S = 0.25
+_SOON_S, _LATER = 0.005, 4.0
+"""A live copy may come before the log has stored its entry: then that is looked for after so long, and after so many
+times as long each time that it still isn't there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,9 @@ class Follower(Generic[Q]):
     async def __anext__(self) -> Record[Q]:
         if self._subscription is None:
             self._subscription = await self._transport.subscribe(self._to.name, self._on_live_copy)
+        again_s = POLL_S
         while True:
+            again_s = _SOON_S if self._news.is_set() else min(_LATER * again_s, POLL_S)
             self._news.clear()
             try:
                 record = await self._fetch()
@@ -103,7 +108,7 @@ class Follower(Generic[Q]):
             if record:
                 return record
             with suppress(TimeoutError):
-                async with asyncio.timeout(POLL_S):
+                async with asyncio.timeout(again_s):
                     await self._news.wait()
 
     def _on_live_copy(self, _: Raw) -> None:
