@@ -95,8 +95,9 @@ def _list(given: argparse.Namespace, settings: StackSettings) -> int:
     from pdbus import keyfile
 
     form = "{:<14}{:<27}{:>13}{:>15}{:>9}{:>10}  {}\n"
+    keys = keyfile.read(_file(given, settings)).keys
     sys.stdout.write(form.format("id", "made", "requests/min", "tokens/min", "at once", "priority", "tenant"))
-    for entry in keyfile.read(_file(given, settings)).keys:
+    for entry in keys:
         limits = (entry.requests_per_minute, entry.tokens_per_minute, entry.max_inflight)
         shown = ["-" if limit is None else limit for limit in limits]
         sys.stdout.write(form.format(entry.id, entry.created, *shown, entry.priority, entry.tenant))
