@@ -31,7 +31,9 @@ def add_keys(commands: Subparsers) -> list[argparse.ArgumentParser]:
     revoke.set_defaults(command=_revoke)
     revoke.add_argument("id", help="as `pdbus keys list` has it")
     for action in (add, listed, revoke):
-        action.add_argument("--file", type=Path, help="the keys file (default: PDBUS_KEYS_FILE)")
+        action.add_argument(
+            "--file", type=Path, help="the keys file (default: PDBUS_KEYS_FILE, else the data folder's)"
+        )
 
     nats = actions.add_parser("nats", help="a NATS user for each kind of service, and the server's accounts file")
     nats.set_defaults(command=_nats)
