@@ -100,6 +100,8 @@ class Chat:
                 if answer.status == 200:
                     return answer
                 problem = _problem(answer)
+                if answer.status == 401:
+                    raise Refused(f"{problem}; `pdbus chat` has it from PDBUS_API_KEY")
                 if answer.status not in _RETRY_STATUS:
                     raise Refused(problem)
                 wait_s = max(wait_s, float(answer.headers.get("retry-after") or 0))
