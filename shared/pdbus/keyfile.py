@@ -69,8 +69,10 @@ def read(path: Path) -> KeyFile:
         found = msgspec.json.decode(path.read_bytes(), type=KeyFile)
         if found.version != 1 or len(bytes.fromhex(found.secret)) != 32:
             raise ValueError("another version")
-    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
-        raise InvalidRequest(f"the keys file {path} can't be used: {type(error).__name__}") from None
+    except OSError as error:
+        raise InvalidRequest(f"the keys file {path} can't be read: {error.strerror}") from None
+    except ValueError:  # msgspec's errors are ValueErrors
+        raise InvalidRequest(f"the keys file {path} can't be used: `pdbus keys` made no such file") from None
     return found
 
 

@@ -34,7 +34,8 @@ class Refused(PdbusError):
 class Chat:
     """Keeps the messages of one conversation."""
 
-    def __init__(self, url: str, temperature: float = 0.2, max_tokens: int = 512) -> None:
+    def __init__(self, url: str, temperature: float = 0.2, max_tokens: int = 512, api_key: str | None = None) -> None:
+        self._api_key = api_key
         self._temperature = temperature
         self._max_tokens = max_tokens
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -89,6 +90,8 @@ class Chat:
         give_up = time.monotonic() + patience_s
         # Closing the answer then closes its connection: that is how an answer is stopped.
         headers = {"content-type": "application/json", "idempotency-key": new_id(), "connection": "close"}
+        if self._api_key is not None:
+            headers["authorization"] = f"Bearer {self._api_key}"
         pause = _FIRST_BACKOFF_S
         while True:
             wait_s = pause * random.uniform(0.5, 1.5)  # noqa: S311
@@ -97,6 +100,8 @@ class Chat:
                 if answer.status == 200:
                     return answer
                 problem = _problem(answer)
+                if answer.status == 401:
+                    raise Refused(f"{problem}; `pdbus chat` has it from PDBUS_API_KEY")
                 if answer.status not in _RETRY_STATUS:
                     raise Refused(problem)
                 wait_s = max(wait_s, float(answer.headers.get("retry-after") or 0))

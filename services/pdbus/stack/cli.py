@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
         up.add_argument(f"--{flag}", type=kind, default=1, metavar="N", help="processes (default: %(default)s)")
     _data(up)
 
-    chat = commands.add_parser("chat", help="talk to a running stack")
+    chat = commands.add_parser("chat", help="talk to a running stack", epilog="An API key is taken from PDBUS_API_KEY.")
     chat.set_defaults(command=_chat)
     chat.add_argument("prompt", nargs="?", help="ask this and leave; without it: a conversation")
     chat.add_argument("--url", help="of an OpenAI-compatible server (default: the stack of the data folder)")
@@ -175,7 +175,7 @@ def _chat(given: argparse.Namespace, settings: StackSettings) -> int:
     folder = Folder(given.data or settings.data)
     run = folder.running()
     url = given.url or (run.url if run else "") or _DEFAULT_URL
-    chat = Chat(url, given.temperature, given.max_tokens)
+    chat = Chat(url, given.temperature, given.max_tokens, settings.api_key)
     console = Console(highlight=False)
     nothing = "" if given.url or run else f"nothing runs on {folder.path}: start it with `pdbus up`, or name a --url"
     connect(chat, console, nothing)

@@ -31,7 +31,9 @@ def add_keys(commands: Subparsers) -> list[argparse.ArgumentParser]:
     revoke.set_defaults(command=_revoke)
     revoke.add_argument("id", help="as `pdbus keys list` has it")
     for action in (add, listed, revoke):
-        action.add_argument("--file", type=Path, help="the keys file (default: PDBUS_KEYS_FILE)")
+        action.add_argument(
+            "--file", type=Path, help="the keys file (default: PDBUS_KEYS_FILE, else the data folder's)"
+        )
 
     nats = actions.add_parser("nats", help="a NATS user for each kind of service, and the server's accounts file")
     nats.set_defaults(command=_nats)
@@ -95,8 +97,9 @@ def _list(given: argparse.Namespace, settings: StackSettings) -> int:
     from pdbus import keyfile
 
     form = "{:<14}{:<27}{:>13}{:>15}{:>9}{:>10}  {}\n"
+    keys = keyfile.read(_file(given, settings)).keys
     sys.stdout.write(form.format("id", "made", "requests/min", "tokens/min", "at once", "priority", "tenant"))
-    for entry in keyfile.read(_file(given, settings)).keys:
+    for entry in keys:
         limits = (entry.requests_per_minute, entry.tokens_per_minute, entry.max_inflight)
         shown = ["-" if limit is None else limit for limit in limits]
         sys.stdout.write(form.format(entry.id, entry.created, *shown, entry.priority, entry.tenant))

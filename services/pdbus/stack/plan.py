@@ -9,6 +9,7 @@ from pathlib import Path
 from pdbus.errors import InvalidRequest
 from pdbus.stack.folder import Folder
 from pdbus.stack.nats_accounts import seed_path
+from pdbus.stack.settings import StackSettings
 
 STOP_ORDER = (("router", "invalidator"), ("prefill", "decode"), ("cache", "param_server"))
 """Who is stopped together: first those that others' work comes from, last those that it rests on."""
@@ -61,10 +62,19 @@ class ProcessPlan:
 
 
 def processes(
-    options: Options, folder: Folder, nats_url: str, cores: int, cores_file: str | None = None
+    options: Options,
+    folder: Folder,
+    nats_url: str,
+    cores: int,
+    cores_file: str | None = None,
+    settings: StackSettings | None = None,
 ) -> list[ProcessPlan]:
     """Every service process of the stack. Engine processes share the cores: by the ledger `cores_file` those that
-    compute just then, without one, or where torch computes, each as many."""
+    compute just then, without one, or where torch computes, each as many. Files that the `settings` name stand before
+    those of the data folder."""
+    named = settings or StackSettings()
+    keys_file = named.keys_file or (folder.keys_file if folder.keys_file.exists() else None)
+    weight_cache = named.weight_cache or folder.of_model(options.model) / "weights"
     prefill = 0 if options.colocated and not options.embeds else options.prefill
     decode = 0 if options.embeds else options.decode
     threads = max(1, cores // (prefill + decode))
@@ -85,14 +95,14 @@ def processes(
 
     def router(number: int) -> ProcessPlan:
         port = options.port if number == 1 else 0
-        keys = {"PDBUS_KEYS_FILE": str(folder.keys_file)} if folder.keys_file.exists() else {}
+        keys = {"PDBUS_KEYS_FILE": str(keys_file)} if keys_file else {}
         return plan("router", number, PDBUS_HTTP_HOST=options.host, PDBUS_HTTP_PORT=str(port), **keys)
 
     checkpoint = {"PDBUS_CHECKPOINT": options.checkpoint}
     engine = {
         "PDBUS_THREADS": str(threads),
         "OMP_NUM_THREADS": str(threads),
-        "PDBUS_WEIGHT_CACHE": str(folder.of_model(options.model) / "weights"),
+        "PDBUS_WEIGHT_CACHE": str(weight_cache),
     }
     given = {
         "PDBUS_CORES_FILE": cores_file,

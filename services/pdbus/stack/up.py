@@ -74,7 +74,7 @@ async def _up(options: Options, folder: Folder, settings: StackSettings, inherit
             run_file = RunFile(folder, Run(os.getpid(), options.model, secure=options.secure))
             async with _nats(run_file, settings, inherited, view) as url:
                 run_file.update(nats_url=url)
-                await _serve(options, run_file, url, _access(run_file, settings), inherited, view, stop)
+                await _serve(options, run_file, url, settings, inherited, view, stop)
     except asyncio.CancelledError:
         if not stop.requested.is_set():
             raise
@@ -115,13 +115,14 @@ async def _serve(
     options: Options,
     run_file: RunFile,
     nats_url: str,
-    access: NatsAccess,
+    settings: StackSettings,
     inherited: Inherited,
     view: View,
     stop: Stop,
 ) -> None:
-    plans = processes(options, run_file.folder, nats_url, usable_cores(), inherited.cores_file)
+    plans = processes(options, run_file.folder, nats_url, usable_cores(), inherited.cores_file, settings)
     launcher = Launcher(run_file, plans, inherited, view)
+    access = _access(run_file, settings)
     async with (
         launcher.running(stop.hurry),
         connect(nats_url, name="pdbus up", wait_s=_CONNECT_S, access=access) as bus,

@@ -49,8 +49,8 @@ class Logs:
         """Creates the streams, or brings existing ones to what is written here. Every service may call it: those that
         are not permitted to (grants.py) wait for one that is.
 
-        Raises Forbidden when none came in `ENSURE_S`, and Unavailable when JetStream does not answer for so long; one
-        lost answer ends no service's start."""
+        Raises Forbidden when none came in `ENSURE_S`, at once where this process may not even see the streams, and
+        Unavailable when JetStream does not answer for so long; one lost answer ends no service's start."""
         deadline = Deadline.after(ENSURE_S)
         for config in stream_configs():
             await self._ensured(config, deadline)
@@ -65,6 +65,8 @@ class Logs:
                     await self._js.ensure_stream(config)
                 return
             except Forbidden as error:
+                if refused:  # it may not even see them: waiting helps nobody
+                    raise
                 refused = error
             except (NotFound, Unavailable) as error:
                 if deadline.remaining_s < RETRY_S:

@@ -24,6 +24,7 @@ class Server:
         self.answers: list[tuple[int, dict[str, str], str]] = [(200, {}, _events("Hel", "lo"))]
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str] = []
+        self.api_keys: list[str | None] = []
         self.url = ""
 
 
@@ -40,11 +41,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            fake.api_keys.append(self.headers["authorization"])
             self._answer(200, {}, json.dumps({"data": [{"id": "m"}]}))
 
         def do_POST(self) -> None:
             fake.asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
             fake.keys.append(self.headers["idempotency-key"])
+            fake.api_keys.append(self.headers["authorization"])
             self._answer(*(fake.answers.pop(0) if len(fake.answers) > 1 else fake.answers[0]))
 
         def _answer(self, status: int, headers: dict[str, str], text: str) -> None:
@@ -84,6 +87,14 @@ def test_the_answer_streams_and_joins_the_conversation(server: Server) -> None:
         {"role": "assistant", "content": "Hello"},
         {"role": "user", "content": "More"},
     ]
+
+
+def test_an_api_key_goes_with_every_request_and_none_without(server: Server) -> None:
+    for key in ("pdk-1-x", None):
+        chat = Chat(server.url, api_key=key)
+        chat.connect()
+        list(chat.ask("Hi"))
+    assert server.api_keys == ["Bearer pdk-1-x"] * 2 + [None] * 2
 
 
 def test_what_is_retryable_is_retried_with_one_key(server: Server) -> None:

@@ -14,6 +14,7 @@ from pdbus import keyfile
 from pdbus.grants import GRANTS
 from pdbus.stack.folder import Folder
 from pdbus.stack.plan import FEW_CORES, STOP_ORDER, Options, ProcessPlan, layout, processes, resolve_checkpoint
+from pdbus.stack.settings import StackSettings
 
 SERVICES = {"router", "param_server", "prefill", "decode", "cache", "invalidator"}
 
@@ -137,3 +138,13 @@ def test_api_keys_of_the_folder_are_the_routers_where_there_are_some(tmp_path: P
         assert {each.service for each in plans if "PDBUS_KEYS_FILE" in each.settings} == (
             {"router"} if there else set()
         )
+
+
+def test_files_that_the_environment_names_stand_before_those_of_the_folder(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "data")
+    folder.path.mkdir()
+    keyfile.add(folder.keys_file, "acme")
+    named = StackSettings(keys_file=tmp_path / "other.json", weight_cache=tmp_path / "cache")
+    for each in processes(Options("c", "m"), folder, "nats://127.0.0.1:1", 2, settings=named):
+        assert each.settings.get("PDBUS_KEYS_FILE") == (str(named.keys_file) if each.service == "router" else None)
+        assert each.settings.get("PDBUS_WEIGHT_CACHE") == (str(named.weight_cache) if each.service in ENGINES else None)
