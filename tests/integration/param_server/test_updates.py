@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -81,6 +82,31 @@ async def _head(weights: Weights) -> bytes:
     head = (await weights.history()).head("stable")
     assert head
     return head
+
+
+class _Deaf(asyncio.Event):
+    """News never come: what waits for them looks again after its time only."""
+
+    def set(self) -> None:
+        pass
+
+
+async def test_an_update_begins_on_the_head_as_it_is_now(rig: ParamServers, weights: Weights) -> None:
+    """Also in a process that has not read of it yet: else its commit would be a conflict, all work on it in vain."""
+    async with connect(rig.url, name="another pusher") as bus:
+        other = Weights(bus, rig.model)
+        try:
+            await other.history()
+            follower = other._follower._follower
+            assert follower
+            follower._news = _Deaf()
+            async with weights.begin() as update:
+                await update.stage_elements(NORM, [0], [2.0])
+                done = await update.commit()
+            async with other.begin() as update:
+                assert update.parent == done.root
+        finally:
+            await other.close()
 
 
 async def test_only_what_differs_travels(rig: ParamServers, weights: Weights) -> None:
