@@ -13,8 +13,10 @@ import pytest
 
 from pdbus.bus.bus import connect
 from pdbus.client.weights import Weights
-from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest, NotFound
+from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest, NotFound, Unavailable
 from pdbus.messages.changelog import LogEntry
+from pdbus.messages.param_server import Stage
+from pdbus.param_server import staging
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.param_servers import ParamServers, tensors
 from tests.support.until import until
@@ -194,6 +196,32 @@ async def test_a_transaction_outlives_a_restart_of_its_server(rig: ParamServers,
             await server._upkeep.reclaim()
         done = await update.commit()
     assert (await tensors(rig, done.root))[NORM][0] == 5.0
+
+
+async def test_a_lost_answer_to_a_stage_holds_up_neither_the_update_nor_others(
+    rig: ParamServers, weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The servers have opened streams then that nobody knows of, here as many as they take at once."""
+    monkeypatch.setattr(staging, "_BEGINS_S", 0.3)
+    await weights.history()
+    call, lost = weights._bus.call, 0
+
+    async def losing(to: Any, message: Any, ctx: Any) -> Any:
+        nonlocal lost
+        reply = await call(to, message, ctx)
+        if isinstance(message, Stage) and lost < 2 * staging._AT_ONCE:
+            lost += 1
+            raise Unavailable("the connection broke before the answer came")
+        return reply
+
+    monkeypatch.setattr(weights._bus, "call", losing)
+    async with weights.begin(timeout_s=60.0) as update:
+        await update.stage_elements(NORM, [0], [5.0])
+        done = await update.commit()
+    assert lost == 2 * staging._AT_ONCE
+    assert (await tensors(rig, done.root))[NORM][0] == 5.0
+    for server in rig.running.values():
+        await until(lambda server=server: not server._staging._taking)
 
 
 async def test_with_one_of_two_servers_gone_the_update_goes_to_the_other_and_is_copied_later(
