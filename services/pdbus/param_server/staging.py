@@ -48,6 +48,9 @@ _LARGEST_BLOCK = 64 << 20
 _AT_ONCE, _WAITING, _WAITING_BYTES = 4, 64, 4 << 30
 _LONGEST_S = 600.0
 """From the first Stage to the commit."""
+_BEGINS_S = 5.0
+"""From the answer to a Stage to the first of its blocks. The answer may be lost, or its coordinator: Prepare waits for
+what is coming, and only so many streams are taken at once. Who is late asks again."""
 _TICK_S = 1.0
 _APPEND_S = 10.0
 
@@ -140,6 +143,7 @@ class Staging:
             async with self._bus.bulk.receive(deadline) as incoming, self._pack() as pack:
                 if opened.done():  # its sender gave up waiting
                     return
+                incoming.begins_by(Deadline.after(_BEGINS_S))
                 opened.set_result(incoming.stream)
                 async for head, body in incoming.items(StagedHead, deadline):
                     block = coming[head.index] if 0 <= head.index < len(coming) else None

@@ -33,6 +33,7 @@ class Incoming:
         self.finished = False
         self._send_credit = send_credit
         self._sender: tuple[str, str] | None = None
+        self._begins_by: Deadline | None = None
         self._queue: deque[Frame] = deque()
         self._expected = 0
         self._taken = 0
@@ -46,6 +47,10 @@ class Incoming:
     @property
     def taken(self) -> int:
         return self._taken
+
+    def begins_by(self, deadline: Deadline) -> None:
+        """A sender of which nothing has come by then is given up: what told it of this stream may have been lost."""
+        self._begins_by = deadline
 
     async def items(self, head_type: type[H], deadline: Deadline) -> AsyncGenerator[tuple[H, Buffer], None]:
         """Each item's checked head and its body (a view or a bytearray) until the sender's end.
@@ -109,14 +114,18 @@ class Incoming:
             if self._gap and self._asked_from != self._expected:
                 self._ask()
             self._news.clear()
+            begins_by = self._begins_by if self._sender is None else None
+            wait_s = min(frames.SILENCE_S, max(begins_by.remaining_s, 0.0)) if begins_by else frames.SILENCE_S
             try:
-                async with deadline.within(frames.SILENCE_S).timeout():
+                async with deadline.within(wait_s).timeout():
                     await self._news.wait()
             except TimeoutError:
                 if deadline.passed:
                     raise DeadlineExceeded(f"bulk stream {self.subject} did not end in time") from None
                 if self._news.is_set():  # in the same turn of the loop
                     continue
+                if begins_by and begins_by.passed:
+                    raise Unavailable(f"nobody began to send to {self.subject}") from None
                 silences = 0 if self._heard else silences + 1
                 if self._sender and silences >= frames.SILENCES:
                     raise Unavailable(f"the sender of {self.subject} went silent") from None

@@ -17,7 +17,7 @@ from pdbus.bus.nats import NatsTransport
 from pdbus.bus.size_tail import RESERVES, SizeTail, TakeSize
 from pdbus.bus.stream_configs import stream_configs
 from pdbus.bus.tail import Tail, Take
-from pdbus.bus.work import Job, take
+from pdbus.bus.work import Consumer, Job, take
 from pdbus.canonical import content_digest
 from pdbus.context import Deadline, new_id
 from pdbus.errors import Conflict, Forbidden, InvalidRequest, NotFound, Unavailable
@@ -40,6 +40,8 @@ class Logs:
         self._instruments = instruments
         self._js = JetStream(transport)
         self._followers: list[Follower[Any]] = []
+        self._consumers: dict[str, Consumer] = {}
+        """By the queue's name."""
 
     async def close(self) -> None:
         for follower in self._followers:
@@ -208,7 +210,9 @@ class Logs:
         """Jobs of a work queue, one at a time; each goes to one worker of the queue."""
         if not isinstance(to.subject, Work):
             raise TypeError(f"{to.name} is not a work queue")
-        return take(to, to.subject, self._js, self._instruments)
+        consumer = self._consumers.get(to.name) or Consumer(to, to.subject, self._js)
+        self._consumers[to.name] = consumer
+        return take(to, to.subject, consumer, self._js, self._instruments)
 
 
 def _stream(to: ToEvent[Q]) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from nats.js.api import AckPolicy, ConsumerConfig
 
@@ -23,6 +23,7 @@ _KEEPS = 3
 """So often within its `ack_wait_s` a worker says that it is still at work."""
 PULL_S = 5.0
 RETRY_S = 0.5
+_LONGEST_RETRY_S = 4.0
 MOST_PENDING = 100_000
 """Messages that may be put off at once."""
 
@@ -75,31 +76,76 @@ def deliveries(reply: str) -> int:
         raise InvalidRequest(f"no acknowledgement subject: {reply[:128]}") from None
 
 
+class Consumer:
+    """The server's side of a queue, for all of this process that take from it: they ask for it one at a time. Each
+    asking is a write to the server's disk, which a server in trouble would only be slower for."""
+
+    def __init__(self, to: ToEvent[Any], subject: Work[Any], js: JetStream) -> None:
+        self.name = f"{subject.durable}-{to.name.rpartition('.')[2].replace('*', 'all')}"
+        self.stream = subject.stream
+        self._config = ConsumerConfig(
+            durable_name=self.name,
+            filter_subject=to.name,
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=subject.ack_wait_s,
+            max_ack_pending=MOST_PENDING,
+        )
+        self._queue = to.name
+        self._js = js
+        self._asking = asyncio.Lock()
+        self._life = 0
+        """How often it was made, as far as this process knows."""
+        self._there = False
+        self._down = False
+
+    async def there(self) -> int:
+        """Returns once it is there: which life of it that is."""
+        async with self._asking:
+            wait_s = RETRY_S
+            while not self._there:
+                try:
+                    await self._js.ensure_consumer(self.stream, self._config)
+                except PdbusError as error:
+                    self.failed(error)
+                    await asyncio.sleep(wait_s)
+                    wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
+                else:
+                    self._there = True
+                    self._life += 1
+        return self._life
+
+    def gone(self, life: int) -> None:
+        """That life of it has ended: another one begins, unless it has by now."""
+        if life == self._life:
+            self._there = False
+
+    def failed(self, error: PdbusError) -> None:
+        if not self._down:
+            log.warning("the work queue %s can't be read: %s", self._queue, error.message)
+        self._down = True
+
+    def answered(self) -> None:
+        if self._down:
+            log.warning("the work queue %s can be read again", self._queue)
+        self._down = False
+
+
 async def take(
-    to: ToEvent[Q], subject: Work[Q], js: JetStream, instruments: Instruments
+    to: ToEvent[Q], subject: Work[Q], consumer: Consumer, js: JetStream, instruments: Instruments
 ) -> AsyncGenerator[Job[Q], None]:
     """Jobs of `to` as they become due; never ends by itself. An unsettled job is released on asking for the next."""
-    consumer = f"{subject.durable}-{to.name.rpartition('.')[2].replace('*', 'all')}"
-    config = ConsumerConfig(
-        durable_name=consumer,
-        filter_subject=to.name,
-        ack_policy=AckPolicy.EXPLICIT,
-        ack_wait=subject.ack_wait_s,
-        max_ack_pending=MOST_PENDING,
-    )
-    ensured = False
-    async with js.puller(subject.stream, consumer) as puller:
+    async with js.puller(subject.stream, consumer.name) as puller:
         while True:
+            life = await consumer.there()
             try:
-                if not ensured:
-                    await js.ensure_consumer(subject.stream, config)
-                    ensured = True
                 raw = await puller.pull(PULL_S)
             except (Unavailable, NotFound) as error:
-                log.warning("the work queue %s can't be read: %s", to.name, error.message)
-                ensured = False
+                consumer.failed(error)
+                if isinstance(error, NotFound):  # silence is no sign of that
+                    consumer.gone(life)
                 await asyncio.sleep(RETRY_S)
                 continue
+            consumer.answered()
             if raw is None:
                 continue
             try:

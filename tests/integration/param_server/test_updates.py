@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 
 from pdbus.bus.bus import connect
 from pdbus.client.weights import Weights
-from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest, NotFound
+from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest, NotFound, Unavailable
 from pdbus.messages.changelog import LogEntry
+from pdbus.messages.param_server import Stage
+from pdbus.param_server import staging
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.param_servers import ParamServers, tensors
 from tests.support.until import until
@@ -81,6 +84,31 @@ async def _head(weights: Weights) -> bytes:
     head = (await weights.history()).head("stable")
     assert head
     return head
+
+
+class _Deaf(asyncio.Event):
+    """News never come: what waits for them looks again after its time only."""
+
+    def set(self) -> None:
+        pass
+
+
+async def test_an_update_begins_on_the_head_as_it_is_now(rig: ParamServers, weights: Weights) -> None:
+    """Also in a process that has not read of it yet: else its commit would be a conflict, all work on it in vain."""
+    async with connect(rig.url, name="another pusher") as bus:
+        other = Weights(bus, rig.model)
+        try:
+            await other.history()
+            follower = other._follower._follower
+            assert follower
+            follower._news = _Deaf()
+            async with weights.begin() as update:
+                await update.stage_elements(NORM, [0], [2.0])
+                done = await update.commit()
+            async with other.begin() as update:
+                assert update.parent == done.root
+        finally:
+            await other.close()
 
 
 async def test_only_what_differs_travels(rig: ParamServers, weights: Weights) -> None:
@@ -168,6 +196,32 @@ async def test_a_transaction_outlives_a_restart_of_its_server(rig: ParamServers,
             await server._upkeep.reclaim()
         done = await update.commit()
     assert (await tensors(rig, done.root))[NORM][0] == 5.0
+
+
+async def test_a_lost_answer_to_a_stage_holds_up_neither_the_update_nor_others(
+    rig: ParamServers, weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The servers have opened streams then that nobody knows of, here as many as they take at once."""
+    monkeypatch.setattr(staging, "_BEGINS_S", 0.3)
+    await weights.history()
+    call, lost = weights._bus.call, 0
+
+    async def losing(to: Any, message: Any, ctx: Any) -> Any:
+        nonlocal lost
+        reply = await call(to, message, ctx)
+        if isinstance(message, Stage) and lost < 2 * staging._AT_ONCE:
+            lost += 1
+            raise Unavailable("the connection broke before the answer came")
+        return reply
+
+    monkeypatch.setattr(weights._bus, "call", losing)
+    async with weights.begin(timeout_s=60.0) as update:
+        await update.stage_elements(NORM, [0], [5.0])
+        done = await update.commit()
+    assert lost == 2 * staging._AT_ONCE
+    assert (await tensors(rig, done.root))[NORM][0] == 5.0
+    for server in rig.running.values():
+        await until(lambda server=server: not server._staging._taking)
 
 
 async def test_with_one_of_two_servers_gone_the_update_goes_to_the_other_and_is_copied_later(

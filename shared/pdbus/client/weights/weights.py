@@ -72,11 +72,14 @@ class Weights(Converting):
         same. If one of them dies, leaves, or is late at the deadline of part 0, nothing comes to exist. An id may be
         used again once all parts have left; `message`, the step say, keeps a straggler of another one out.
 
-        Raises NotFound, InvalidRequest; DeadlineExceeded where part 0 does not begin, Conflict where two do."""
+        Raises NotFound, InvalidRequest; DeadlineExceeded where the log does not answer or part 0 does not begin,
+        Conflict where two do."""
         if ref:
             check_ref(ref)
         await self._ready()
         deadline = Deadline.after(timeout_s)
+        # The line's head as of now: an update on top of an older one would only be found to be in vain at its commit.
+        await self._follower.caught_up(deadline)
         base = parent if isinstance(parent, bytes) or parent is None else self._follower.history.resolve(parent)
         terms = Terms(new_id(), ref, message, author or me(), base)
         async with await self.update(terms, deadline, tx, part) as update:
