@@ -56,6 +56,8 @@ class SimulatedWorker:
         self.behaviour = Behaviour()
         self.tickets: list[Ticket] = []
         """Every ticket accepted, in order."""
+        self.refused = 0
+        """Tickets, by its behaviour."""
         self.resends = 0
         self.page_format = PAGE_FORMAT
         self.compute_class = COMPUTE_CLASS
@@ -172,6 +174,7 @@ class SimulatedWorker:
 
     def _accept(self, ticket: Ticket, begin: Callable[[], None]) -> Accepted:
         if self.behaviour.refuse is not None:
+            self.refused += 1
             raise self.behaviour.refuse
         self.tickets.append(ticket)
         if ticket.attempt > self._cancelled.get((ticket.request_id, ticket.choice), 0):

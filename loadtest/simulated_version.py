@@ -13,7 +13,7 @@ from pdbus.context import Deadline, RequestContext
 from pdbus.errors import NotFound
 from pdbus.kv.format import PageFormat
 from pdbus.kv.prefix import PrefixScope
-from pdbus.messages.changelog import Commit, LogEntry, Ref
+from pdbus.messages.changelog import Commit, Forget, LogEntry, Ref
 from pdbus.messages.common import Digest
 from pdbus.model.config import from_hf
 from pdbus.model.scope import prefix_scope
@@ -104,6 +104,10 @@ class SimulatedVersions:
     def move(self, ref: str, root: Digest) -> None:
         """Appends a ref entry."""
         self._append(LogEntry(ref=Ref(ref, root, "simulated")))
+
+    def forget(self, root: Digest) -> None:
+        """Gives up a version that no ref names."""
+        self._append(LogEntry(forget=Forget((root,), "simulated")))
 
     async def caught_up(self, deadline: Deadline) -> None:
         """As HistoryFollower's."""

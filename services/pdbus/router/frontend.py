@@ -231,7 +231,8 @@ class Frontend:
             prompt_logprobs=request.logprobs if request.echo else None,
             priority=ctx.priority,
         )
-        return Generation(ticket, output, plan.version, plan.compute_class, self._hub, self._bus, ctx, self._rng)
+        hub, bus, exists = self._hub, self._bus, self.models.exists
+        return Generation(ticket, output, plan.version, plan.compute_class, hub, bus, ctx, self._rng, exists)
 
 
 def _stop_ids(plan: Plan) -> tuple[int, ...]:

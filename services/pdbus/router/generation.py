@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from opentelemetry.trace import Status, StatusCode
@@ -29,7 +29,7 @@ from pdbus.errors import (
     Unavailable,
 )
 from pdbus.kv.format import PAGE_TOKENS
-from pdbus.messages.common import Ticket
+from pdbus.messages.common import Digest, Ticket
 from pdbus.router.attempt import Attempt, Moved
 from pdbus.router.deaths import Deaths
 from pdbus.router.output import ChoiceOutput
@@ -43,7 +43,7 @@ NO_WORKER_S = 10.0
 _MOST_INTERNAL = 3
 _MOST_AVOIDED = 8
 _FINAL = (InvalidRequest, Unauthorized, Forbidden, NotFound)
-"""Another worker would say the same. (RootGone is a NotFound, but another worker may have the root.)"""
+"""Another worker would say the same. (RootGone is a NotFound, but another may have a version that exists.)"""
 
 
 @dataclass(slots=True)
@@ -59,6 +59,8 @@ class Generation:
     bus: Bus
     ctx: RequestContext
     rng: random.Random
+    exists: Callable[[Digest], bool]
+    """Whether the log still has that version."""
     attempts: int = 0
     one_class: bool = True
     """All attempts ran in the compute class that was wanted: the answer may be cached under it."""
@@ -86,7 +88,8 @@ class Generation:
                     moved = error  # no failure, and no other way to go round in circles than by making progress
                     continue
                 internal += type(error) is PdbusError
-                if (isinstance(error, _FINAL) and not isinstance(error, RootGone)) or internal >= _MOST_INTERNAL:
+                elsewhere = isinstance(error, RootGone) and self.exists(self.ticket.root)
+                if (isinstance(error, _FINAL) and not elsewhere) or internal >= _MOST_INTERNAL:
                     raise
                 if len(self.output.ids) > len(ticket.delivered):
                     deaths.forget()
@@ -154,10 +157,12 @@ class Generation:
         pair = choose()
         if pair is None:
             try:
-                await workers.fleet.wait_for(lambda _: choose() is not None, deadline)
+                await workers.fleet.wait_for(lambda _: choose() is not None or not self.exists(root), deadline)
             except (DeadlineExceeded, TimeoutError):
                 self.ctx.deadline.check("a worker was there")
             pair = choose()
+        if pair is None and not self.exists(root):
+            raise RootGone(f"version {root.hex()[:12]} was given up, and no worker has it any more")
         if pair is None:
             raise Unavailable("no worker serves this version", retry_after_s=2.0)
         self.one_class &= pair.compute_class == self.prefer_class

@@ -110,6 +110,10 @@ class Models:
         name = DEFAULT_REF if ref is None else ref
         return name if ref is None or name in self.refs else None
 
+    def exists(self, root: Digest) -> bool:
+        """False once it was given up."""
+        return root in self._follower.history.roots
+
     async def check_ref(self, ref: str | None, deadline: Deadline) -> None:
         """Raises as `resolve`. Who has just made a ref may ask for it before this router has read of it: no name is
         refused before the log was read to its end: Unavailable where it can't be."""

@@ -12,6 +12,7 @@ import pytest
 
 from pdbus.bus.bus import memory_bus
 from pdbus.context import RequestContext
+from pdbus.errors import RootGone
 from pdbus.messages.router import RefStatsWanted
 from pdbus.subjects import REF_STATS
 from tests.support.http_front import BODY, post
@@ -142,6 +143,19 @@ async def test_a_ref_that_its_maker_asks_for_at_once_is_looked_for_in_the_log(ht
     status, told, _ = await post(http, r, BODY | {"model": f"{MODEL}@new"})
     assert (status, told["system_fingerprint"]) == (200, "root-" + r.roots[1].hex())
     assert (await post(http, r, BODY | {"model": f"{MODEL}@nowhere"}))[0] == 404
+
+
+async def test_who_waits_for_a_version_that_is_given_up_is_told_at_once(http: aiohttp.ClientSession):
+    async with rig(versions=2) as r:
+        for worker in r.workers:
+            worker.behaviour.refuse = RootGone("dropped")
+        body = BODY | {"model": f"{MODEL}@{r.roots[1].hex()}", "timeout": 600}
+        asked = asyncio.create_task(post(http, r, body))
+        await until(lambda: r.prefills[0].refused > 0)
+        r.versions.forget(r.roots[1])
+        status, told, _ = await asyncio.wait_for(asked, 60)
+        assert (status, told["error"]["code"]) == (503, "root_gone")
+        await r.until_idle()
 
 
 async def test_a_ref_that_moves_while_a_request_waits_is_followed(http: aiohttp.ClientSession):
