@@ -27,9 +27,9 @@ def main(data: str, *toys: str) -> int:
     kinds = dict(toy.split("=") for toy in toys)
 
     def processes(
-        options: Options, folder: Folder, nats_url: str, cores: int, cores_file: str | None
+        options: Options, folder: Folder, nats_url: str, cores: int, cores_file: str | None, settings: StackSettings
     ) -> list[ProcessPlan]:
-        plans = plan.processes(options, folder, nats_url, cores, cores_file)
+        plans = plan.processes(options, folder, nats_url, cores, cores_file, settings)
         return [
             ToyPlan(each.service, each.id, {**each.settings, "PDBUS_TOY": kinds.get(each.service, "well")})
             for each in plans
