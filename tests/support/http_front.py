@@ -10,6 +10,7 @@ import aiohttp
 from tests.support.router_rig import MODEL, Rig
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "hi", "max_tokens": 8, "temperature": 0}
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
 
 
 async def post(

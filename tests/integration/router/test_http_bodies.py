@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
@@ -13,12 +12,8 @@ import pytest
 from tests.support.http_front import BODY, post
 from tests.support.router_rig import Rig, rig
 
-
-@pytest.fixture
-async def r() -> AsyncIterator[Rig]:
-    async with rig(versions=2) as made:
-        yield made
-        await made.until_idle()
+VERSIONS = 2
+"""Of the rig `r`."""
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[]", b'{"model": NaN}', b"[" * 5000, b'{"model":"toy"'])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -18,12 +17,8 @@ from pdbus.subjects import REF_STATS
 from tests.support.http_front import BODY, post
 from tests.support.router_rig import MODEL, Rig, rig, until
 
-
-@pytest.fixture
-async def r() -> AsyncIterator[Rig]:
-    async with rig(versions=2) as made:
-        yield made
-        await made.until_idle()
+VERSIONS = 2
+"""Of the rig `r`."""
 
 
 async def test_a_greedy_answer_comes_from_the_cache_the_second_time(http: aiohttp.ClientSession, r: Rig):

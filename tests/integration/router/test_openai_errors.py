@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
@@ -11,22 +10,8 @@ import pytest
 
 from loadtest.simulated_version import CONTEXT_TOKENS
 from pdbus.errors import Overloaded
+from tests.support.http_front import CHAT
 from tests.support.router_rig import MODEL, Rig, rig
-
-CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
-
-
-@pytest.fixture
-async def r() -> AsyncIterator[Rig]:
-    async with rig() as made:
-        yield made
-        await made.until_idle()
-
-
-@pytest.fixture
-async def client(r: Rig) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=r.url + "/v1", api_key="any", max_retries=0) as made:
-        yield made
 
 
 async def test_models(client: openai.AsyncOpenAI, r: Rig):

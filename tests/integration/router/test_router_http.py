@@ -7,7 +7,6 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -19,12 +18,8 @@ from pdbus.router.tokenizer import Tokenizer
 from tests.support.http_front import BODY, post
 from tests.support.router_rig import MODEL, Rig, rig, until
 
-
-@pytest.fixture
-async def r() -> AsyncIterator[Rig]:
-    async with rig(versions=2) as made:
-        yield made
-        await made.until_idle()
+VERSIONS = 2
+"""Of the rig `r`."""
 
 
 async def test_pages(http: aiohttp.ClientSession, r: Rig):

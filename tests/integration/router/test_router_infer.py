@@ -15,16 +15,9 @@ from pdbus.context import Deadline, RequestContext
 from pdbus.errors import DeadlineExceeded, InvalidRequest, NotFound, Unavailable
 from pdbus.messages.router import InferReply, InferRequest
 from pdbus.subjects import INFER
-from tests.support.router_rig import MODEL, Rig, rig
+from tests.support.router_rig import MODEL, Rig
 
 MESSAGES = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture
-async def r() -> AsyncIterator[Rig]:
-    async with rig() as made:
-        yield made
-        await made.until_idle()
 
 
 @pytest.fixture

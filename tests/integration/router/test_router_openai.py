@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any
-
 import openai
-import pytest
 
 from loadtest.simulated_version import END_OF_TURN
-from tests.support.router_rig import MODEL, Rig, rig
-
-CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
-
-
-@pytest.fixture
-async def r() -> AsyncIterator[Rig]:
-    async with rig() as made:
-        yield made
-        await made.until_idle()
-
-
-@pytest.fixture
-async def client(r: Rig) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=r.url + "/v1", api_key="any", max_retries=0) as made:
-        yield made
+from tests.support.http_front import CHAT
+from tests.support.router_rig import MODEL, Rig
 
 
 def _answering(r: Rig, text: str, *, end: bool = True) -> None:
