@@ -1,8 +1,7 @@
-"""Memory and processor time of processes, from /proc. Imports nothing that would take memory itself."""
+"""Memory of processes, from /proc. Imports nothing that would take memory itself."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 
@@ -16,16 +15,6 @@ def peak_bytes(pid: int | str = "self") -> int:
 def resident_bytes(pid: int | str = "self") -> int:
     """What the process has resident now; 0 where it is gone."""
     return _status(pid, "VmRSS:")
-
-
-def cpu_s(pid: int) -> float:
-    """Seconds of a core that the process has had; 0 where it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    user, system = fields[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _status(pid: int | str, field: str) -> int:

@@ -14,9 +14,9 @@ from typing import Any
 import aiohttp
 
 from loadtest.client import ask, session
+from loadtest.cpu import used_ms
 from loadtest.failover.trial import ANSWER_S, percentile
 from loadtest.measurement import options
-from loadtest.memory import cpu_s
 from loadtest.prompts import Prompts, completion
 from loadtest.stack import Stack, stack
 
@@ -64,9 +64,9 @@ async def measure_itl(given: argparse.Namespace) -> Itl:
             means: dict[str, float] = {}
             used: dict[str, float] = {}
             for tokens in (WITH, WITHOUT) if number % 2 else (WITHOUT, WITH):
-                before_s = _cpu_s(stacks[tokens])
+                before_ms = _used_ms(stacks[tokens])
                 seen = await _gaps(http, stacks[tokens], prompts, given, f"itl/{number}")
-                used[tokens] = _cpu_s(stacks[tokens]) - before_s
+                used[tokens] = _used_ms(stacks[tokens]) - before_ms
                 means[tokens] = statistics.fmean(seen)
                 if number >= 0:
                     gaps[tokens] += seen
@@ -76,8 +76,8 @@ async def measure_itl(given: argparse.Namespace) -> Itl:
     return Itl(gaps, ratios, cpu_ratios)
 
 
-def _cpu_s(running: Stack) -> float:
-    return sum(map(cpu_s, running.pids().values()))
+def _used_ms(running: Stack) -> float:
+    return sum(used_ms(running.pids()).values())
 
 
 async def _gaps(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loadtest.router.cpu import per_request, used_ms
+from loadtest.cpu import per_request, used_ms
 from pdbus.client import Client
 from pdbus.errors import PdbusError
 

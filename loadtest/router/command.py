@@ -12,8 +12,8 @@ from pathlib import Path
 
 import uvloop
 
+from loadtest.cpu import per_request, used_ms
 from loadtest.machine import describe
-from loadtest.router.cpu import per_request, used_ms
 from loadtest.router.flood import flood
 from loadtest.router.rig import rig
 from loadtest.router.summary import Figures, bodies, figures, pooled, render

@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from pdbus.bus.transport import NO_HEADERS, Buffer, Callback, Subscription, Transport
+from pdbus.buffer import Buffer
+from pdbus.bus.transport import NO_HEADERS, Callback, Subscription, Transport
 
 
 @dataclass

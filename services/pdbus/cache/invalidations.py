@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from types import TracebackType
-from typing import Self
 
 from pdbus.bus.bus import Bus
 from pdbus.bus.follower import Follower
@@ -22,7 +20,7 @@ from pdbus.context import new_id
 from pdbus.errors import Corrupt, PdbusError, Unavailable
 from pdbus.messages.workers import Invalidated
 from pdbus.subjects import INVALIDATED
-from pdbus.tasks import cancelled
+from pdbus.tasks import OwnTask
 from pdbus.telemetry.spans import meter
 
 log = logging.getLogger(__name__)
@@ -30,7 +28,7 @@ log = logging.getLogger(__name__)
 _RETRY_S = 0.5
 
 
-class Invalidations:
+class Invalidations(OwnTask):
     """Follows the log while its scope lasts. `lag_s`: how old the last confirmation of its end may be.
 
     `logbook`: of a node with a disk; the store is emptied unless the log has all since the place that it names."""
@@ -47,17 +45,7 @@ class Invalidations:
         self._replayed_to = 0
         """Where the last life ended."""
         self._follower: Follower[Invalidated] | None = None
-        self._task: asyncio.Task[None] | None = None
         self._deleted = meter().create_counter("pdbus.cache.invalidated", unit="{entry}")
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._follow())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await cancelled(self._task)
 
     @property
     def age_s(self) -> float:
@@ -93,7 +81,7 @@ class Invalidations:
         self._deleted.add(deleted, {"pdbus.action": entry.action})
         log.info("%s %s: %d entries deleted", entry.action, entry.name or entry.root.hex()[:12], deleted)
 
-    async def _follow(self) -> None:
+    async def _run(self) -> None:
         while True:
             try:
                 await self._apply_all()

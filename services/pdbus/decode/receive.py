@@ -6,8 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from pdbus.buffer import Buffer
 from pdbus.bus.codec import decode
-from pdbus.bus.transport import Buffer
 from pdbus.context import Deadline
 from pdbus.decode.leases import PageLease
 from pdbus.errors import Cancelled, Corrupt, InvalidRequest, Unavailable

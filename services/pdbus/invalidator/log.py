@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 from pdbus.bus.bus import Bus
 from pdbus.context import Deadline
 from pdbus.errors import Corrupt, DeadlineExceeded, PdbusError
 from pdbus.invalidator.deletions import Deletions
 from pdbus.subjects import INVALIDATED
-from pdbus.tasks import cancelled
+from pdbus.tasks import OwnTask
 
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
 
 
-class DeletionsFollower:
+class DeletionsFollower(OwnTask):
     """Keeps `deletions` up to date while its scope lasts; calls `on_change` after each entry."""
 
     def __init__(self, bus: Bus, model: str, on_change: Callable[[], None]) -> None:
@@ -29,16 +27,6 @@ class DeletionsFollower:
         self._on_change = on_change
         self._seq = 0
         self._read = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._follow())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await cancelled(self._task)
 
     async def caught_up(self, deadline: Deadline) -> None:
         """Returns once everything is known that the log held at the time of the call. Raises PdbusError."""
@@ -50,7 +38,7 @@ class DeletionsFollower:
         except TimeoutError:
             raise DeadlineExceeded("the log of invalidations could not be read to its end in time") from None
 
-    async def _follow(self) -> None:
+    async def _run(self) -> None:
         while True:
             try:
                 async with self._bus.logs.follow(INVALIDATED(), after=self._seq) as follower:

@@ -19,6 +19,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+from pdbus.buffer import Buffer
 from pdbus.bus.bus import Bus
 from pdbus.bus.serving import Registration
 from pdbus.caching.compression import unpack
@@ -35,7 +36,7 @@ from pdbus.peers.background import Background
 from pdbus.peers.history import HistoryFollower
 from pdbus.subjects import WEIGHTS_PREPARE, WEIGHTS_STAGE
 from pdbus.tasks import cancelled
-from pdbus.weights.delta import Buffer, applied
+from pdbus.weights.delta import applied
 from pdbus.weights.history import History
 
 log = logging.getLogger(__name__)

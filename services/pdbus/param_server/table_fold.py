@@ -6,8 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
@@ -18,7 +16,7 @@ from pdbus.messages.common import Digest
 from pdbus.messages.rows import RowsUpdate
 from pdbus.param_server.store import BlockStore
 from pdbus.subjects import ROWS
-from pdbus.tasks import cancelled
+from pdbus.tasks import OwnTask, cancelled
 from pdbus.weights.blocks import Array
 from pdbus.weights.row_overlay import RowOverlay
 from pdbus.weights.tables import Table, decoded_update
@@ -30,7 +28,7 @@ OVERLAY_BYTES = 2 << 30
 _RETRY_S = 0.25
 
 
-class TableFold:
+class TableFold(OwnTask):
     """Follows the table's log while entered. `refresh` brings the change log, and with it `adopt`, up to date: what was
     missed of the row log for long may be purged, and is in the blocks then."""
 
@@ -53,16 +51,6 @@ class TableFold:
         """Before it is as far as that, it answers nobody; None: not known yet."""
         self._again = asyncio.Event()
         self._moved = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._follow())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await cancelled(self._task)
 
     @property
     def seq(self) -> int:
@@ -137,7 +125,7 @@ class TableFold:
         self._moved.set()
         self._moved = asyncio.Event()
 
-    async def _follow(self) -> None:
+    async def _run(self) -> None:
         while True:
             try:
                 await self._follow_once()

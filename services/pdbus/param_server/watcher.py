@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable
-from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from pdbus.peers.history import HistoryFollower
-from pdbus.tasks import cancelled
+from pdbus.tasks import OwnTask
 from pdbus.weights.history import History
 
 log = logging.getLogger(__name__)
 
 
-class Watcher(ABC):
+class Watcher(OwnTask):
     """While the scope lasts, it acts: at once, after each log entry, whenever `_news` is set, and every `POLL_S`
     besides. What `_act` and `_idle` raise is logged: at the next turn it is tried again."""
 
@@ -25,25 +24,15 @@ class Watcher(ABC):
     def __init__(self, follower: HistoryFollower) -> None:
         self._follower = follower
         self._news = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
 
     @abstractmethod
     async def _act(self) -> None: ...
 
-    async def _idle(self) -> None:  # noqa: B027 - most have nothing to do then
+    async def _idle(self) -> None:
         """Before a turn that comes without any news. Nothing, unless a watcher says otherwise."""
 
     def _on_change(self, history: History) -> None:
         self._news.set()
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._run())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await cancelled(self._task)
 
     async def _run(self) -> None:
         stop_listening = self._follower.on_change(self._on_change)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from pdbus.bus.transport import Buffer
+from pdbus.buffer import Buffer
 from pdbus.checksum import crc32
 from pdbus.errors import Corrupt
 

@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
 
+from pdbus.buffer import Buffer
 from pdbus.bus import bulk_frames as frames
 from pdbus.bus.bulk_frames import Frame
 from pdbus.bus.codec import decode
-from pdbus.bus.transport import Buffer
 from pdbus.context import Deadline
 from pdbus.errors import Conflict, Corrupt, DeadlineExceeded, InvalidRequest, PdbusError, Unavailable, WireError
 from pdbus.messages.bulk import Credit

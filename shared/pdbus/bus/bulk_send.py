@@ -9,10 +9,11 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
+from pdbus.buffer import Buffer
 from pdbus.bus import bulk_frames as frames
 from pdbus.bus.bulk_frames import Frame
 from pdbus.bus.codec import encode
-from pdbus.bus.transport import Buffer, Transport
+from pdbus.bus.transport import Transport
 from pdbus.context import Deadline
 from pdbus.errors import DeadlineExceeded, PdbusError, TooLarge, Unavailable, WireError
 from pdbus.messages.bulk import Credit

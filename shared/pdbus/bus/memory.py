@@ -9,8 +9,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from pdbus.buffer import Buffer
 from pdbus.bus.nats_wire import check_target
-from pdbus.bus.transport import NO_HEADERS, NO_RESPONDERS, STATUS, Buffer, Callback, Raw
+from pdbus.bus.transport import NO_HEADERS, NO_RESPONDERS, STATUS, Callback, Raw
 from pdbus.errors import TooLarge
 from pdbus.nats_access import OPEN_INBOX
 

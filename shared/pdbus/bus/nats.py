@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import nats.errors
 
+from pdbus.buffer import Buffer
 from pdbus.bus.nats_client import GuardedClient
 from pdbus.bus.nats_dial import DIAL_S
-from pdbus.bus.transport import NO_HEADERS, Buffer, Callback
+from pdbus.bus.transport import NO_HEADERS, Callback
 from pdbus.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
 from pdbus.nats_access import NatsAccess, shown
 from pdbus.tasks import cancelled

@@ -30,10 +30,11 @@ from functools import partial
 
 import nats.errors
 
+from pdbus.buffer import Buffer
 from pdbus.bus.nats_dial import DialingClient
 from pdbus.bus.nats_inbound import Inbound, Work
 from pdbus.bus.nats_wire import publish, read_headers
-from pdbus.bus.transport import NO_HEADERS, Buffer, Callback, Raw
+from pdbus.bus.transport import NO_HEADERS, Callback, Raw
 from pdbus.errors import Unavailable
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from pdbus.bus.transport import Buffer
+from pdbus.buffer import Buffer
 
 BUFFER_BYTES = 256 << 10
 LONGEST_LINE = 64 << 10

@@ -6,7 +6,8 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from pdbus.bus.transport import STATUS, Buffer
+from pdbus.buffer import Buffer
+from pdbus.bus.transport import STATUS
 from pdbus.errors import TooLarge, Unavailable
 
 FLUSH_BYTES = 256 << 10

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
-"""Of single bytes: a memoryview is one-dimensional with format "B"."""
+from pdbus.buffer import Buffer
 
 NO_HEADERS: Mapping[str, str] = {}
 STATUS = "status"

@@ -26,12 +26,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from pdbus.buffer import Buffer
 from pdbus.caching.worth import Name, Worths, victims
 
 log = logging.getLogger(__name__)
 
 Kind: TypeAlias = Literal["blocks", "packed"]
-Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 _NEW = "new-"
 """Begins the name of a file that is being written."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import zstandard
 
-Buffer: TypeAlias = "bytes | bytearray | memoryview"
+from pdbus.buffer import Buffer
 
 LEVEL = 3
 _SMALLEST = 512

@@ -6,19 +6,18 @@ import asyncio
 import logging
 import time
 from types import TracebackType
-from typing import Self
 
 from pdbus.bus.bus import Bus
 from pdbus.engine.outbox import Outbox
 from pdbus.errors import PdbusError
 from pdbus.messages.router import TokenItem
 from pdbus.subjects import TOKENS
-from pdbus.tasks import cancelled
+from pdbus.tasks import OwnTask
 
 log = logging.getLogger(__name__)
 
 
-class Emitter:
+class Emitter(OwnTask):
     """Sends while entered; leaving sends what is left."""
 
     def __init__(self, bus: Bus, worker: str) -> None:
@@ -26,14 +25,10 @@ class Emitter:
         self._bus = bus
         self._unsent = asyncio.Event()
 
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._run())
-        return self
-
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await cancelled(self._task)
+        await super().__aexit__(kind, error, trace)
         await self._flush()
 
     def put(self, router: str, item: TokenItem) -> None:

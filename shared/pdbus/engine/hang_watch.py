@@ -9,18 +9,16 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
-from typing import Self
 
 from pdbus.engine.progress import LOOK_S, Progress, Standstill
 from pdbus.errors import Unavailable
 from pdbus.messages.presence import Card
-from pdbus.tasks import cancelled
+from pdbus.tasks import OwnTask
 
 log = logging.getLogger(__name__)
 
 
-class HangWatch:
+class HangWatch(OwnTask):
     """Looks while entered. `on_change` is called when the thread hangs, and when it goes on after all; `give_up` once,
     with the reason, when nothing is hoped for any more."""
 
@@ -39,16 +37,7 @@ class HangWatch:
         """Says so on the card, where the thread hangs."""
         return replace(card, state="hung", detail="the engine finishes no step") if self.hung else card
 
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._watch())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await cancelled(self._task)
-
-    async def _watch(self) -> None:
+    async def _run(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
             verdict = self._standstill.look(self._progress, time.monotonic())

@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 from pdbus.context import Deadline
 from pdbus.engine.failure import Failure, NotYet
@@ -22,7 +22,7 @@ from pdbus.errors import RootGone
 from pdbus.messages.common import Digest
 from pdbus.model.memory import give_back
 from pdbus.settings import SettingsError
-from pdbus.tasks import cancelled
+from pdbus.tasks import OwnTask, cancelled
 from pdbus.weights.history import History
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class _Wish:
     until_s: float = 0.0
 
 
-class Loaded(ABC, Generic[V]):
+class Loaded(OwnTask, Generic[V]):
     """Lives in the event loop; loads one version at a time. Of any kind of model: `_load` makes a version.
 
     Entered, it loads what `want` names; `detail` says for people how far it is. `on_change`: called when other versions
@@ -83,14 +83,10 @@ class Loaded(ABC, Generic[V]):
     def get(self, root: Digest) -> V | None:
         return self._ready.get(root)
 
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._run())
-        return self
-
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await cancelled(self._task)
+        await super().__aexit__(kind, error, trace)
         for wish in self._wishes.values():
             wish.loaded.cancel()
 

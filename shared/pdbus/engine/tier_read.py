@@ -7,7 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import TypeAlias
 
-from pdbus.bus.transport import Buffer
+from pdbus.buffer import Buffer
 from pdbus.engine.arriving import Arriving
 from pdbus.engine.sequence import Sequence
 from pdbus.errors import Cancelled

@@ -11,8 +11,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from pdbus.context import RequestContext
 from pdbus.engine.core import Core
@@ -21,7 +19,7 @@ from pdbus.kv.page_hold import PageHold
 from pdbus.kv.prefix import PageKey
 from pdbus.messages.common import Digest
 from pdbus.peers.cache import CacheRing
-from pdbus.tasks import cancelled
+from pdbus.tasks import OwnTask
 
 TTL_S = 3600.0
 _MOST_WAITING = 4096
@@ -42,7 +40,7 @@ class _Page:
     ctx: RequestContext
 
 
-class WriteBack:
+class WriteBack(OwnTask):
     """Writes while entered. It holds no page while it waits: one that is reclaimed meanwhile is not written."""
 
     def __init__(self, ring: CacheRing, core: Core) -> None:
@@ -58,15 +56,6 @@ class WriteBack:
     def waiting(self) -> int:
         """Pages to be written yet."""
         return len(self._hot) + len(self._snapshots) + len(self._cold)
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._write_all())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await cancelled(self._task)
 
     def put(self, keys: Iterable[PageKey], root: Digest, ctx: RequestContext, *, hot: bool) -> None:
         """Pages that are published in the pool. `hot`: worth a part of the time in which something is computed."""
@@ -108,7 +97,7 @@ class WriteBack:
         for key in keys:
             self._known.pop(key.digest, None)
 
-    async def _write_all(self) -> None:
+    async def _run(self) -> None:
         while True:
             await self._news.wait()
             self._news.clear()

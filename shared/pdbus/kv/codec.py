@@ -12,10 +12,10 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from pdbus.buffer import Buffer
 from pdbus.errors import Corrupt
 from pdbus.kv.format import PageFormat, StreamFormat
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pdbus.kv.codec import Buffer, read_rows, write_rows
+from pdbus.buffer import Buffer
+from pdbus.kv.codec import read_rows, write_rows
 from pdbus.kv.format import NO_STREAMS, KvDtype, PageFormat, StreamFormat
 
 _TORCH_DTYPES: dict[KvDtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}

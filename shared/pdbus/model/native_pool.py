@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pdbus.kv.codec import Buffer, read_rows, write_rows
+from pdbus.buffer import Buffer
+from pdbus.kv.codec import read_rows, write_rows
 from pdbus.kv.format import NO_STREAMS, PAGE_TOKENS, KvDtype, PageFormat, StreamFormat
 from pdbus.model.hadamard import rotate
 from pdbus.native.abi import KvKind, PoolStruct

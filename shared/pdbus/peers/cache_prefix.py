@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import TypeAlias
 
-from pdbus.bus.transport import Buffer
+from pdbus.buffer import Buffer
 from pdbus.errors import Corrupt
 
 Take: TypeAlias = Callable[[Sequence[int], int, int, Buffer], None]

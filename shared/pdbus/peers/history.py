@@ -9,8 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from pdbus.bus.bus import Bus
 from pdbus.bus.follower import Follower
@@ -19,7 +18,7 @@ from pdbus.errors import Corrupt, DeadlineExceeded, InvalidRequest, NotFound, Pd
 from pdbus.messages.changelog import LogEntry
 from pdbus.recording import Recorder
 from pdbus.subjects import CHANGELOG, CHECKPOINTS
-from pdbus.tasks import cancelled
+from pdbus.tasks import OwnTask
 from pdbus.weights.history import History
 
 log = logging.getLogger(__name__)
@@ -29,7 +28,7 @@ _RETRY_S = 0.5
 _POLL_S = 0.1
 
 
-class HistoryFollower:
+class HistoryFollower(OwnTask):
     """Follows the change log of `model`, from its last checkpoint on. Entering starts it; `caught_up` awaits its first
     end.
 
@@ -42,18 +41,8 @@ class HistoryFollower:
         self._bus = bus
         self._to, self._checkpoints = CHANGELOG(model=model), CHECKPOINTS(model=model)
         self._follower: Follower[LogEntry] | None = None
-        self._task: asyncio.Task[None] | None = None
         self._callbacks: list[Callable[[History], object]] = []
         self._changed = asyncio.Event()
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._follow())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await cancelled(self._task)
 
     @property
     def seq(self) -> int:
@@ -104,7 +93,7 @@ class HistoryFollower:
                 log.debug("the change log's end is asked for again: %s", error.message)
             await asyncio.sleep(_POLL_S)
 
-    async def _follow(self) -> None:
+    async def _run(self) -> None:
         while True:
             try:
                 await self._apply_all()

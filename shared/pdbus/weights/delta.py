@@ -19,10 +19,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from pdbus.buffer import Buffer
 from pdbus.errors import Corrupt
 
 Form: TypeAlias = Literal["whole", "sparse", "low_rank"]
-Buffer: TypeAlias = bytes | bytearray | memoryview
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 _SPARSE, _LOW_RANK = b"pds1", b"pdl1"

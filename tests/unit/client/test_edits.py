@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdbus.client.weights.edits import NewBlock, covered, edited, replaced, row_edits
+from pdbus.client.weights.edits import edited, replaced, row_edits
 from pdbus.weights.blocks import cut
 
 WIDTH = 16_384
@@ -22,15 +22,13 @@ def test_rows_make_the_same_blocks_whether_or_not_the_old_ones_are_looked_at(
 ) -> None:
     drawn = values.draw(st.lists(st.integers(0, 2), min_size=len(rows), max_size=len(rows)))  # 0: as before
     ids, new = np.array(rows, np.int64), np.repeat(np.array(drawn, np.float32), WIDTH).reshape(-1, WIDTH)
-    whole, others = covered(TENSOR, ids, new)
-    rest = row_edits(TENSOR, ids[others], new[others])
-    got = [*whole, *_made(rest)]
+    whole, edits = row_edits(TENSOR, ids, new)
+    others = [edited(TENSOR, index, CONTENTS[index], edit) for index, edit in edits.items()]
+    changed = OLD.copy()
+    changed[ids] = new
+    _, wanted = replaced("w", "fp32", changed, TENSOR)
+    got = [*whole, *(one for one in others if one)]
     assert {one.index: (one.digest, bytes(one.content)) for one in got} == {
-        one.index: (one.digest, bytes(one.content)) for one in _made(row_edits(TENSOR, ids, new))
+        one.index: (one.digest, bytes(one.content)) for one in wanted
     }
-    assert all({*range(4 * index, min(4 * index + 4, ROWS))} - {*rows} for index in rest)
-
-
-def _made(edits: dict[int, object]) -> list[NewBlock]:
-    found = [edited(TENSOR, index, CONTENTS[index], edit) for index, edit in edits.items()]  # type: ignore[arg-type]
-    return [one for one in found if one]
+    assert all({*range(4 * index, min(4 * index + 4, ROWS))} - {*rows} for index in edits)

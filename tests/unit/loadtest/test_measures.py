@@ -9,11 +9,11 @@ import time
 import pytest
 
 from loadtest.client import Observation
+from loadtest.cpu import per_request, used_ms
 from loadtest.grow.curves import Curve, render
 from loadtest.handoff.summary import Moments, against, cost, moments, way, ways_ms, wire_ratio
 from loadtest.interference.summary import Slo, figures, pooled
 from loadtest.peers.base import Shape
-from loadtest.router.cpu import per_request, used_ms
 from loadtest.router.flood import Flood, request
 from loadtest.router.summary import figures as router_figures
 from loadtest.router.summary import pooled as pooled_rounds

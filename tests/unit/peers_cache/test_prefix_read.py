@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from pdbus.buffer import Buffer
 from pdbus.bus.bulk_frames import FRAME_BYTES
 from pdbus.bus.bus import memory_bus
 from pdbus.bus.memory import MemoryBroker
 from pdbus.bus.presence import Fleet
-from pdbus.bus.transport import Buffer
 from pdbus.context import Deadline, RequestContext
 from pdbus.errors import Corrupt, Unavailable
 from pdbus.peers.cache import CacheRing

@@ -72,23 +72,9 @@ def touched_by_elements(tensor: Tensor, flat: Array) -> Mapping[int, Array]:
     return _grouped(np.asarray(flat) // (row * rows_per_block(tensor.shape, tensor.dtype)))
 
 
-def covered(tensor: Tensor, rows: Array, new: Array) -> tuple[list[NewBlock], Array]:
-    """Blocks of which all rows are among `rows`, each once, as these make them: nobody has to know what they were. And
-    which positions in `rows` lie in other blocks."""
-    blocks, others = [], np.ones(len(rows), bool)
-    for index, at in touched_by_rows(tensor, rows).items():
-        if len(at) == span(tensor, index)[1]:
-            others[at] = False
-            array = np.ascontiguousarray(new[at[np.argsort(rows[at])]], DTYPES[tensor.dtype])
-            content = byte_view(array)
-            digest = content_digest(content)
-            if digest != tensor.blocks[index]:
-                blocks.append(NewBlock(tensor.name, index, digest, content))
-    return blocks, others
-
-
-def row_edits(tensor: Tensor, rows: Array, new: Array) -> dict[int, Edit]:
-    """Block index -> its edit, where the tensor's `rows`, by index, become `new` [rows, …]."""
+def row_edits(tensor: Tensor, rows: Array, new: Array) -> tuple[list[NewBlock], dict[int, Edit]]:
+    """What it takes that the tensor's `rows`, by index and each once, become `new` [rows, …]: the new blocks of which
+    all rows are among them, so that nobody has to know what they were; and of others, block index -> its edit."""
 
     def edit(index: int, at: Array) -> Edit:
         first, _ = span(tensor, index)
@@ -100,7 +86,17 @@ def row_edits(tensor: Tensor, rows: Array, new: Array) -> dict[int, Edit]:
 
         return put
 
-    return {index: edit(index, at) for index, at in touched_by_rows(tensor, rows).items()}
+    blocks: list[NewBlock] = []
+    edits: dict[int, Edit] = {}
+    for index, at in touched_by_rows(tensor, rows).items():
+        if len(at) < span(tensor, index)[1]:
+            edits[index] = edit(index, at)
+            continue
+        content = byte_view(np.ascontiguousarray(new[at[np.argsort(rows[at])]], DTYPES[tensor.dtype]))
+        digest = content_digest(content)
+        if digest != tensor.blocks[index]:
+            blocks.append(NewBlock(tensor.name, index, digest, content))
+    return blocks, edits
 
 
 def element_edits(tensor: Tensor, flat: Array, new: Array) -> dict[int, Edit]:
@@ -136,8 +132,7 @@ def edited(tensor: Tensor, index: int, old: memoryview, edit: Edit) -> NewBlock 
     """The block after the edit, as what differs where that is smaller; None where nothing changed.
 
     `old`: the content of the tensor's block, as it is in `tensor` or after earlier edits."""
-    array = np.ascontiguousarray(edit(rows_of(tensor, index, old)), DTYPES[tensor.dtype])
-    content = array.reshape(-1).view(np.uint8).data
+    content = byte_view(np.ascontiguousarray(edit(rows_of(tensor, index, old)), DTYPES[tensor.dtype]))
     digest = content_digest(content)
     if digest == tensor.blocks[index]:
         return None
@@ -152,8 +147,7 @@ def with_product(tensor: Tensor, index: int, old: memoryview, a: Array, b: Array
     """The block after `a @ b` [rows of the tensor, columns] was added to the tensor; travels as factors if smaller."""
     first, rows = span(tensor, index)
     part = a[first : first + rows]
-    array = plus_product(rows_of(tensor, index, old).reshape(rows, -1), part, b).astype("<f4")
-    content = array.reshape(-1).view(np.uint8).data
+    content = byte_view(plus_product(rows_of(tensor, index, old).reshape(rows, -1), part, b).astype("<f4"))
     digest = content_digest(content)
     if digest == tensor.blocks[index]:
         return None

@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapp
 from contextlib import aclosing
 
 from pdbus.backoff import backoff_s
+from pdbus.buffer import Buffer
 from pdbus.bus.bus import Bus
 from pdbus.bus.presence import Fleet
-from pdbus.bus.transport import Buffer
 from pdbus.caching.compression import pack
 from pdbus.canonical import content_digest
 from pdbus.client.weights.edits import NewBlock

@@ -17,7 +17,6 @@ from pdbus.client.weights.commit_point import append_abort, append_commit
 from pdbus.client.weights.edits import (
     Edit,
     NewBlock,
-    covered,
     edited,
     element_edits,
     manifest_blocks,
@@ -111,8 +110,8 @@ class Update:
         new = as_fp32(name, values)
         if new.shape != (len(ids), *tensor.shape[1:]):
             raise InvalidRequest(f"{len(ids)} rows of {name} have shape {(len(ids), *tensor.shape[1:])}", param=name)
-        blocks, others = covered(tensor, ids, new)
-        return await self._edit(tensor, row_edits(tensor, ids[others], new[others]), blocks)
+        blocks, edits = row_edits(tensor, ids, new)
+        return await self._edit(tensor, edits, blocks)
 
     async def stage_elements(self, name: str, flat: Any, values: Any) -> int:
         """Single elements, by index into the flattened tensor, each once. Raises as `stage`."""
