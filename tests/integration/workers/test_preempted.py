@@ -10,11 +10,12 @@ import pytest
 
 from pdbus.errors import Overloaded
 from pdbus.kv.format import KvDtype
+from pdbus.messages.common import Ticket
 from pdbus.model.backend import Model
 from pdbus.model.backends import EngineName
 from tests.support.asking import ids, until
 from tests.support.llama import Runner
-from tests.support.workers import LocalSource, NewBus, rig
+from tests.support.workers import LocalSource, NewBus, Rig, paused, rig
 
 PROMPTS = [random.Random(seed).choices(range(3, 320), k=30) for seed in range(4)]
 
@@ -30,11 +31,9 @@ async def test_preempted_equals_not_preempted(
         saved: list[int] = []
         save = core._scheduler._preemption._swap.save  # type: ignore[union-attr]
         core._scheduler._preemption._swap.save = lambda one: saved.append(one.computed) or save(one)  # type: ignore
-        answers = await asyncio.gather(*(router.answer(router.ticket(prompt, 34)) for prompt in PROMPTS))
+        answers = await _side_by_side(workers, [router.ticket(prompt, 34) for prompt in PROMPTS])
         assert saved
-        assert [ids(items) for items in answers] == [
-            Runner(model, kv_dtype=kv_dtype).greedy(prompt, 34) for prompt in PROMPTS
-        ]
+        assert answers == [Runner(model, kv_dtype=kv_dtype).greedy(prompt, 34) for prompt in PROMPTS]
         await workers.until_idle()
         file = core._scheduler._preemption._swap._file  # type: ignore[union-attr]
         assert file.free_slots == file.slots
@@ -62,8 +61,15 @@ async def test_without_swap_an_answer_that_can_t_grow_is_given_up(
     twin: NewBus, source: LocalSource, unique: Callable[[str], str]
 ) -> None:
     async with rig(twin, source, name=unique("tiny"), decode_pages=6) as workers:
-        router = workers.router
-        answers = [router.answer(router.ticket(prompt, 60)) for prompt in PROMPTS[:2]]
-        outcomes = await asyncio.gather(*answers, return_exceptions=True)
+        outcomes = await _side_by_side(workers, [workers.router.ticket(prompt, 60) for prompt in PROMPTS[:2]])
         assert sum(isinstance(outcome, Overloaded) for outcome in outcomes) >= 1
         await workers.until_idle()
+
+
+async def _side_by_side(workers: Rig, tickets: list[Ticket]) -> list[list[int] | BaseException]:
+    """Their answers, or what each ended with; all are there when the decode worker takes its next turn."""
+    with paused(workers.decode):
+        answers = [asyncio.create_task(workers.router.answer_local(ticket)) for ticket in tickets]
+        await until(lambda: workers.decode.core.live == len(tickets))
+    outcomes = await asyncio.gather(*answers, return_exceptions=True)
+    return [outcome if isinstance(outcome, BaseException) else ids(outcome) for outcome in outcomes]

@@ -127,7 +127,7 @@ async def test_answers_on_several_versions_share_steps_and_each_is_its_own(
             names = [*UPDATES, *UPDATES]
             tickets = [router.ticket(PROMPT, 12, root=source.root_of[name]) for name in names]
             answers = [asyncio.create_task(router.answer_local(ticket)) for ticket in tickets]
-            await until(lambda: len(workers.decode.jobs) == len(tickets))
+            await until(lambda: workers.decode.core.live == len(tickets))
         for name, items in zip(names, await asyncio.gather(*answers), strict=True):
             assert ids(items) == cold[name]
         assert max(mixed) == len(UPDATES)
