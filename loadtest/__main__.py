@@ -14,10 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from loadtest.arrivals import poisson
-from loadtest.client import Observation
+from loadtest.client import Observation, with_key
 from loadtest.report import Report, summarize, table
 from loadtest.runner import draw_bodies, first_model, run
 from loadtest.scenarios import SCENARIOS
+from pdbus.settings import load as load_settings
+from pdbus.stack.settings import StackSettings
 
 MEASUREMENTS = {
     "engine": "our engine and our stack beside other engines",
@@ -51,7 +53,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "scenario", nargs="*", default=["mixed"], help="which to run, one after another (default: mixed)"
     )
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the stack's address (default: %(default)s)")
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="the stack (default: %(default)s; PDBUS_API_KEY is its key)"
+    )
     parser.add_argument("--peer", action="append", default=[], metavar="URL", help="run the same load there too")
     parser.add_argument("--rate", type=float, default=1.0, help="requests a second (default: %(default)s)")
     parser.add_argument("--duration", type=float, default=30.0, help="seconds of arrivals (default: %(default)s)")
@@ -69,7 +73,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 async def load(options: argparse.Namespace) -> list[Report]:
     """Every scenario on every server, `rounds` times in turn; observations of a server are pooled over the rounds."""
-    targets = {url.rstrip("/"): await first_model(url.rstrip("/")) for url in [options.url, *options.peer]}
+    ours = options.url.rstrip("/")
+    headers = {ours: with_key(load_settings(StackSettings).api_key)}  # a key of ours is nothing to show to a peer
+    urls = dict.fromkeys([ours, *(url.rstrip("/") for url in options.peer)])
+    targets = {url: await first_model(url, headers.get(url)) for url in urls}
     reports = []
     for name in options.scenario:
         pooled: dict[str, list[Observation]] = {url: [] for url in targets}
@@ -77,9 +84,8 @@ async def load(options: argparse.Namespace) -> list[Report]:
             arrivals = poisson(options.rate, options.duration, options.seed + turn)
             for url, model in targets.items():
                 bodies = draw_bodies(SCENARIOS[name], len(arrivals), options.seed + turn, model)
-                pooled[url] += _after(
-                    pooled[url], await run(url, bodies, arrivals, options.timeout, _progress(url, name))
-                )
+                seen = await run(url, bodies, arrivals, options.timeout, _progress(url, name), headers.get(url))
+                pooled[url] += _after(pooled[url], seen)
         reports += [summarize(url, name, observations) for url, observations in pooled.items()]
     return reports
 

@@ -52,6 +52,11 @@ class Observation:
         return [later - earlier for earlier, later in itertools.pairwise(self.chunks_s)]
 
 
+def with_key(api_key: str | None) -> dict[str, str]:
+    """The headers of who asks with that key."""
+    return {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+
+
 async def ask(
     session: aiohttp.ClientSession,
     url: str,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -22,11 +22,14 @@ def draw_bodies(scenario: Scenario, count: int, seed: int, model: str) -> list[d
     return [scenario.draw(rng, number) | {"model": model} for number in range(count)]
 
 
-async def first_model(url: str) -> str:
+async def first_model(url: str, headers: Mapping[str, str] | None = None) -> str:
     """The id of the server's first model. Raises SystemExit with the reason where none can be had."""
     try:
         timeout = aiohttp.ClientTimeout(total=10)
-        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{url}/v1/models") as response:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+            session.get(f"{url}/v1/models") as response,
+        ):
             response.raise_for_status()
             return str((await response.json())["data"][0]["id"])
     except (aiohttp.ClientError, TimeoutError, OSError, LookupError, ValueError) as error:
@@ -39,12 +42,14 @@ async def run(
     arrivals_s: Sequence[float],
     timeout_s: float,
     progress: Callable[[int, int], None],
+    headers: Mapping[str, str] | None = None,
 ) -> list[Observation]:
     """One observation for each body, in order of arrival. `progress(finished, all)` is called as answers end."""
     connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=None)
     finished = 0
 
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
         start = time.perf_counter()
 
         async def one(body: dict[str, Any], due_s: float) -> Observation:

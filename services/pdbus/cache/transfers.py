@@ -23,6 +23,8 @@ _AT_ONCE = 4
 _WAITING = 32
 _RUN_BYTES = 4 << 20
 """Of values that are cut across: enough for full frames, and little to lose if the reading ends early."""
+_BEGINS_S = 5.0
+"""A value of which nothing has come by then doesn't come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class Transfers:
             async with self._bus.bulk.receive() as incoming:
                 if opened.done():  # its writer gave up waiting
                     return
+                incoming.begins_by(Deadline.after(_BEGINS_S))
                 opened.set_result(incoming.stream)
                 async for _, body in incoming.items(CacheHead, deadline):
                     if len(body) != size:

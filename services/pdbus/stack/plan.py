@@ -61,6 +61,11 @@ class ProcessPlan:
         return [sys.executable, "-m", f"pdbus.{self.service}"]
 
 
+def keys_file(folder: Folder, settings: StackSettings) -> Path | None:
+    """By which the routers know who asks; None: they ask for no key."""
+    return settings.keys_file or (folder.keys_file if folder.keys_file.exists() else None)
+
+
 def processes(
     options: Options,
     folder: Folder,
@@ -73,7 +78,7 @@ def processes(
     compute just then, without one, or where torch computes, each as many. Files that the `settings` name stand before
     those of the data folder."""
     named = settings or StackSettings()
-    keys_file = named.keys_file or (folder.keys_file if folder.keys_file.exists() else None)
+    keys = keys_file(folder, named)
     weight_cache = named.weight_cache or folder.of_model(options.model) / "weights"
     prefill = 0 if options.colocated and not options.embeds else options.prefill
     decode = 0 if options.embeds else options.decode
@@ -95,8 +100,8 @@ def processes(
 
     def router(number: int) -> ProcessPlan:
         port = options.port if number == 1 else 0
-        keys = {"PDBUS_KEYS_FILE": str(keys_file)} if keys_file else {}
-        return plan("router", number, PDBUS_HTTP_HOST=options.host, PDBUS_HTTP_PORT=str(port), **keys)
+        named_keys = {"PDBUS_KEYS_FILE": str(keys)} if keys else {}
+        return plan("router", number, PDBUS_HTTP_HOST=options.host, PDBUS_HTTP_PORT=str(port), **named_keys)
 
     checkpoint = {"PDBUS_CHECKPOINT": options.checkpoint}
     engine = {

@@ -32,7 +32,7 @@ from pdbus.stack.launcher import Launcher, lifeline_pipe
 from pdbus.stack.membership import left_behind, retire
 from pdbus.stack.nats_accounts import seed_path, write_accounts
 from pdbus.stack.nats_child import own_nats
-from pdbus.stack.plan import Options, processes
+from pdbus.stack.plan import Options, keys_file, processes
 from pdbus.stack.settings import StackSettings
 from pdbus.stack.view import View
 
@@ -131,7 +131,7 @@ async def _serve(
         gone = left_behind(run_file.folder.of_model(options.model), {plan.id for plan in plans})
         await first(_start(bus, options.model, gone, launcher), launcher.failed())
         stop.starting = False
-        _greet(view, run_file, options)
+        _greet(view, run_file, options, asks_keys=keys_file(run_file.folder, settings) is not None)
         await first(stop.requested.wait(), launcher.failed())
         view.say("stopping (once more to stop at once)")
 
@@ -153,13 +153,18 @@ def _command(folder: Folder, command: str) -> str:
     return shlex.join(words if folder.path == Folder(None).path else [*words, "--data", str(folder.path)])
 
 
-def _greet(view: View, run_file: RunFile, options: Options) -> None:
-    embeds = options.embeds
-    url, model = run_file.run.url, run_file.run.model
+def example_call(url: str, model: str, *, embeds: bool, asks_keys: bool) -> str:
+    """A request, as a user types it into a shell."""
     endpoint = "embeddings" if embeds else "chat/completions"
     asked = {"input": "Say hello."} if embeds else {"messages": [{"role": "user", "content": "Say hello."}]}
-    body = json.dumps({"model": model, **asked})
-    curl = f"curl {url}/v1/{endpoint} -H 'content-type: application/json' -d '{escape(body)}'"
+    key = ' -H "authorization: Bearer $PDBUS_API_KEY"' if asks_keys else ""
+    body = shlex.quote(json.dumps({"model": model, **asked}))
+    return f"curl {url}/v1/{endpoint}{key} -H 'content-type: application/json' -d {body}"
+
+
+def _greet(view: View, run_file: RunFile, options: Options, *, asks_keys: bool) -> None:
+    embeds, url, model = options.embeds, run_file.run.url, run_file.run.model
+    curl = escape(example_call(url, model, embeds=embeds, asks_keys=asks_keys))
     view.say(f"\n[bold]{escape(model)}[/] is served at [bold]{url}[/] (logs: {escape(str(run_file.folder.logs))})")
     if options.colocated and not embeds:
         view.say("prompts are read by the decode workers (colocated); --prefill N gives them workers of their own")

@@ -54,6 +54,8 @@ class JobEntry:
     """As HTTP would answer; 0 before the end, and where it was cancelled."""
     data: bytes = b""
     """JSON: the answer, or the error body."""
+    tokens: int = 0
+    """That were written for it."""
 
     @property
     def final(self) -> bool:

@@ -44,6 +44,8 @@ class Outcome:
     status_code: int
     data: bytes
     """JSON: the answer, or the error body."""
+    tokens: int = 0
+    """That were written."""
 
 
 @dataclass(slots=True)
@@ -123,7 +125,7 @@ class Executor:
             data = await self._generate(request, caller, seen)
         if len(data) > MOST_ANSWER_BYTES:
             raise TooLarge(f"the answer has {len(data)} bytes; a job's has {MOST_ANSWER_BYTES} at most")
-        return Outcome(200, data)
+        return Outcome(200, data, seen.tokens)
 
     async def _generate(self, request: GenerateRequest, caller: Caller, seen: Seen) -> bytes:
         with observed(request, self._frontend.metrics, SpanKind.INTERNAL) as span:

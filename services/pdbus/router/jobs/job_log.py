@@ -92,6 +92,7 @@ class JobLog:
         status_code: int = 0,
         data: bytes = b"",
         *,
+        tokens: int = 0,
         last: Record[JobEntry] | None = None,
     ) -> JobEntry:
         """Ends it, unless it has ended. Returns the entry that counts. `last`: its last entry, as far as is known."""
@@ -99,7 +100,7 @@ class JobLog:
         last = last or await self._logs.last(to)
         while last is None or not last.entry.final:
             known = spec if last is None else last.entry.spec
-            entry = JobEntry(status, known, self.now(), status_code, data)
+            entry = JobEntry(status, known, self.now(), status_code, data, tokens)
             try:
                 await self._logs.append(to, entry, expected_seq=0 if last is None else last.seq)
             except Conflict:

@@ -108,7 +108,7 @@ class Jobs:
             spec.created_s,
             spec.expires_s,
             entry.at_s if entry.final else None,
-            tokens or 0,
+            entry.tokens if tokens is None else tokens,
             entry.status_code,
             entry.data,
             spec.metadata,

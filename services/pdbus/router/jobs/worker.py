@@ -125,7 +125,7 @@ class JobWorker:
     async def _end(self, spec: JobSpec, outcome: Outcome, last: Record[JobEntry]) -> None:
         """Stores the result, unless it has one."""
         status: JobStatus = "completed" if outcome.status_code == 200 else "failed"
-        entry = await self._jobs.end(spec, status, outcome.status_code, outcome.data, last=last)
+        entry = await self._jobs.end(spec, status, outcome.status_code, outcome.data, tokens=outcome.tokens, last=last)
         await self._progress.tell(spec.tenant, spec.id, entry.status)
 
 
