@@ -7,7 +7,7 @@ heavier; and every eighth turn is in the order of arrival, so that nobody starve
 
 Who has far more in hand than another floods it: a flood gets its slots and pages as anybody, its prompts come last, and
 of a step in which there are answers of such others it has what makes that a tenth longer (engine/pace.py). So they keep
-their pace, and it has the rest.
+their pace, and it has the rest. It reads in short steps as long as others were there lately: they come at any moment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pdbus.kv.pages import PageTable
 HALF_LIFE_S = 10.0
 ANSWER_TOKEN = 4.0
 """What a token of an answer weighs, in tokens of a prompt."""
-LATELY_S = 10.0
+_LATELY_S = 10.0
 _IN_ORDER_EVERY = 8
 _FLOOD_TIMES, _FLOOD_LEAST = 2, 8
 """Far more: above both of so many times as much, and so many."""
@@ -55,7 +55,7 @@ class Tenants:
         for one in sequences:
             self._in_hand[tenant_of(one)] += 1
             self._weights[tenant_of(one)] += one.remaining if one.remaining > 1 else 0
-        self._seen_s = {tenant: at_s for tenant, at_s in self._seen_s.items() if now_s - at_s <= LATELY_S}
+        self._seen_s = {tenant: at_s for tenant, at_s in self._seen_s.items() if now_s - at_s <= _LATELY_S}
         self._seen_s |= dict.fromkeys(self._in_hand, now_s)
         self._flooding = self._far_above(self._in_hand)
         self._in_order = turn % _IN_ORDER_EVERY == 0
