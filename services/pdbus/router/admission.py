@@ -165,7 +165,7 @@ class Admission:
             self._queue.serve(entry)
             self._bytes -= waiter.demand.size_bytes
             self._count(entry.tenant, waiter.weight)
-            waiter.granted.set_result(self._throughput.begin(waiter.demand.cost, self._beside(0), self._now()))
+            waiter.granted.set_result(self._throughput.begin(waiter.demand.cost, self._now()))
 
     def _next(self) -> Entry[_Waiter] | None:
         """Who gets its slots now."""

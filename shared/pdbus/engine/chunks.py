@@ -67,7 +67,7 @@ def chunks_of(running: Many[Sequence], pace: Pace, page_tokens: int, turn: int, 
     tokens |= _in_turn(interrupted, pace.interrupted_tokens(len(answers)), page_tokens)
     used = sum(tokens.values()) - len(answers)
     for group in tenants.grouped(one for one in prompts if not one.interrupted):
-        budget = pace.prompt_tokens(tenants.no_heavier(group, answers)) - used
+        budget = pace.prompt_tokens(tenants.no_heavier(group, answers), brief=tenants.brief(group)) - used
         shared = _shared(group, max(budget, 0), page_tokens)
         used += sum(shared.values())
         tokens |= shared

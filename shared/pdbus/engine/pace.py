@@ -42,13 +42,13 @@ class Pace:
         """What a step of answers alone takes; 0 before the first."""
         return self._answers_s
 
-    def prompt_tokens(self, answers: int) -> int:
-        """The most for the next step, in which so many answers go on."""
-        if not answers:
+    def prompt_tokens(self, answers: int, *, brief: bool = False) -> int:
+        """The most for the next step, in which so many answers go on. `brief`: somebody may wait for its end."""
+        if not answers and not brief:
             return self._chunk_tokens
         if self._token_s is None:
             return self._page_tokens
-        tokens = int((STEP_S - self._answers_s) / self._token_s)
+        tokens = int((STEP_S - (self._answers_s if answers else 0.0)) / self._token_s)
         return min(max(tokens, self._page_tokens), self._chunk_tokens)
 
     def interrupted_tokens(self, answers: int) -> int:

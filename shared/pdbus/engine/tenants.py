@@ -7,7 +7,7 @@ heavier; and every eighth turn is in the order of arrival, so that nobody starve
 
 Who has far more in hand than another floods it: a flood gets its slots and pages as anybody, its prompts come last, and
 of a step in which there are answers of such others it has what makes that a tenth longer (engine/pace.py). So they keep
-their pace, and it has the rest.
+their pace, and it has the rest. It reads in short steps as long as others were there lately: they come at any moment.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pdbus.kv.pages import PageTable
 HALF_LIFE_S = 10.0
 ANSWER_TOKEN = 4.0
 """What a token of an answer weighs, in tokens of a prompt."""
+_LATELY_S = 10.0
 _IN_ORDER_EVERY = 8
 _FLOOD_TIMES, _FLOOD_LEAST = 2, 8
 """Far more: above both of so many times as much, and so many."""
@@ -41,6 +42,8 @@ class Tenants:
         self._at_s = 0.0
         self._weights: Counter[str] = Counter()
         self._in_order = False
+        self._seen_s: dict[str, float] = {}
+        """When each had something in hand last."""
         self._in_hand: Counter[str] = Counter()
         self._flooding: set[str] = set()
 
@@ -52,6 +55,8 @@ class Tenants:
         for one in sequences:
             self._in_hand[tenant_of(one)] += 1
             self._weights[tenant_of(one)] += one.remaining if one.remaining > 1 else 0
+        self._seen_s = {tenant: at_s for tenant, at_s in self._seen_s.items() if now_s - at_s <= _LATELY_S}
+        self._seen_s |= dict.fromkeys(self._in_hand, now_s)
         self._flooding = self._far_above(self._in_hand)
         self._in_order = turn % _IN_ORDER_EVERY == 0
 
@@ -87,6 +92,14 @@ class Tenants:
         own = {tenant_of(one) for one in group}
         most = max(self._weights[tenant] for tenant in own)
         return sum(tenant_of(one) in own or self._weights[tenant_of(one)] <= most for one in answers)
+
+    def brief(self, group: Many[Sequence]) -> bool:
+        """Whether its prompts are to be read in short steps: a far lighter tenant, who waits for no more than the step
+        under way, was there lately, or waits for what caches have of its prompt."""
+        own = set(map(tenant_of, group))
+        lightest = min(self._weights[tenant] for tenant in self._seen_s)
+        heavy = max(self._weights[tenant] for tenant in own) > _FLOOD_TIMES * lightest
+        return heavy or not own.isdisjoint(self._far_above(self._seen_s))
 
     def adding(self, answers: Iterable[Sequence]) -> Callable[[Sequence], bool]:
         """Tells who only adds to a step with these answers: of a tenant that floods those of some, unless it is of a
