@@ -9,6 +9,7 @@ import pytest
 
 from pdbus.bus import serving, streams
 from pdbus.bus.codec import encode
+from pdbus.bus.headers import ALIVE
 from pdbus.bus.transport import Raw
 from pdbus.context import Deadline, RequestContext
 from pdbus.errors import (
@@ -142,6 +143,52 @@ async def test_a_slow_handler_that_is_alive_is_waited_for(
     await bus_pair.server.serve(to, handler)
     async with bus_pair.client.stream(to, ASK_STREAM, soon(60)) as replies:
         assert [reply async for reply in replies] == [InferReply({})]
+
+
+async def test_a_sender_that_died_is_not_waited_for(
+    bus_pair: BusPair, unique: Unique, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long before its silence would be enough."""
+    monkeypatch.setattr(streams, "LONGEST_SILENCE_S", 600.0)
+    monkeypatch.setattr(streams, "QUIET_S", 0.01)
+    to, server = INFER(model=unique("m")), bus_pair.server.transport
+    # Frames with a reply subject to which nobody subscribes are all that a dead process leaves.
+    sequence = {"pd-seq": "0"}
+    await server.subscribe(
+        to.name,
+        lambda raw: server.send(raw.reply, encode(InferReply({})), reply="_INBOX.dead.1", headers=sequence),
+    )
+    async with asyncio.timeout(30), bus_pair.client.stream(to, ASK_STREAM, soon(600)) as replies:
+        assert await anext(replies) == InferReply({})
+        with pytest.raises(Unavailable, match="nobody serves"):
+            await anext(replies)
+
+
+async def test_who_is_asked_for_a_sign_of_life_gives_it(
+    bus_pair: BusPair, unique: Unique, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it would give none by itself; and its stream goes on."""
+    monkeypatch.setattr(streams, "QUIET_S", 0.01)
+    monkeypatch.setattr(serving, "KEEPALIVE_S", 600.0)
+    asked = asyncio.Event()
+
+    async def handler(message: InferRequest, ctx: RequestContext) -> AsyncIterator[InferReply]:
+        yield InferReply({})
+        await asked.wait()
+        yield InferReply({})
+
+    to = INFER(model=unique("m"))
+    await bus_pair.server.serve(to, handler)
+    on_frame = streams.Replies.on_frame
+
+    def count(replies: streams.Replies[InferReply], raw: Raw) -> None:
+        on_frame(replies, raw)
+        if ALIVE in raw.headers and raw.headers["pd-seq"] == "1":
+            asked.set()
+
+    monkeypatch.setattr(streams.Replies, "on_frame", count)
+    async with asyncio.timeout(30), bus_pair.client.stream(to, ASK_STREAM, soon(600)) as replies:
+        assert [reply async for reply in replies] == [InferReply({})] * 2
 
 
 async def test_a_missing_frame_is_noticed(bus_pair: BusPair, unique: Unique) -> None:
