@@ -9,7 +9,6 @@ import pytest
 
 from pdbus.bus import serving, streams
 from pdbus.bus.codec import encode
-from pdbus.bus.headers import ALIVE
 from pdbus.bus.transport import Raw
 from pdbus.context import Deadline, RequestContext
 from pdbus.errors import (
@@ -21,6 +20,7 @@ from pdbus.errors import (
 from pdbus.messages.router import InferReply, InferRequest
 from pdbus.subjects import INFER
 from tests.support.nats import BusPair
+from tests.support.signs_of_life import two_replies
 
 Unique = Callable[[str], str]
 
@@ -168,27 +168,10 @@ async def test_who_is_asked_for_a_sign_of_life_gives_it(
     bus_pair: BusPair, unique: Unique, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it would give none by itself; and its stream goes on."""
-    monkeypatch.setattr(streams, "QUIET_S", 0.01)
-    monkeypatch.setattr(serving, "KEEPALIVE_S", 600.0)
-    asked = asyncio.Event()
-
-    async def handler(message: InferRequest, ctx: RequestContext) -> AsyncIterator[InferReply]:
-        yield InferReply({})
-        await asked.wait()
-        yield InferReply({})
-
     to = INFER(model=unique("m"))
-    await bus_pair.server.serve(to, handler)
-    on_frame = streams.Replies.on_frame
-
-    def count(replies: streams.Replies[InferReply], raw: Raw) -> None:
-        on_frame(replies, raw)
-        if ALIVE in raw.headers and raw.headers["pd-seq"] == "1":
-            asked.set()
-
-    monkeypatch.setattr(streams.Replies, "on_frame", count)
+    await bus_pair.server.serve(to, two_replies(monkeypatch))
     async with asyncio.timeout(30), bus_pair.client.stream(to, ASK_STREAM, soon(600)) as replies:
-        assert [reply async for reply in replies] == [InferReply({})] * 2
+        assert [reply.data["n"] async for reply in replies] == [0, 1]
 
 
 async def test_a_missing_frame_is_noticed(bus_pair: BusPair, unique: Unique) -> None:
