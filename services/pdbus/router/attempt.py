@@ -132,6 +132,11 @@ class Attempt:
         """and the worker that has it: the first one is its reader's, all others decode's."""
         return self._reader if self.next_index == len(self.ticket.delivered) else self.pair.decode
 
+    @property
+    def hands_over(self) -> str | None:
+        """The worker whose part is not over before the other one's first token."""
+        return self.pair.prefill if self.pair.prefill in self._needed else None
+
     def begun(self, worker: str) -> bool:
         """It has accepted the ticket."""
         return worker in self._incarnations

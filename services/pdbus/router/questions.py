@@ -72,6 +72,9 @@ class Questions:
                 if attempt.next_index == missing:
                     if state != "running" and begun:
                         attempt.fail(Unavailable(f"worker {worker} no longer holds the request"), worker)
+                    elif (reader := attempt.hands_over) and worker != reader:
+                        worker = reader  # the other one may only be waiting for what this one has
+                        await self._missing_from(worker, missing)
                     self._quiet_s = min(2 * self._quiet_s, SILENCE_S)
                     return
         except DeadlineExceeded:
@@ -90,6 +93,7 @@ class Questions:
         ticket = self._attempt.ticket
         to = (PREFILL_RESEND if worker == self._attempt.pair.prefill else DECODE_RESEND)(worker=worker)
         self._hub.metrics.resend()
+        self._asking = worker
         self._since_s = self._loop.time()
         wanted = Resend(ticket.request_id, ticket.choice, ticket.attempt, index)
         reply: ResendReply

@@ -16,6 +16,8 @@ R = TypeVar("R")
 
 LONGEST_SILENCE_S = 3.0
 """Three signs of life missed: the sender hangs or is cut off."""
+BEGIN_S = 1.0
+"""Whoever takes a request says so at once: nobody has it, or one who dies, hangs or is cut off."""
 QUIET_S = 0.5
 """So long without a frame, and the sender is asked for a sign of life: if it is dead, the broker says at once that
 nobody is there. One that is at work is asked ever more rarely."""
@@ -73,7 +75,7 @@ class Replies(Generic[R]):
         raise StopAsyncIteration
 
     async def _next(self) -> Raw:
-        silent = self._deadline.within(LONGEST_SILENCE_S)
+        silent = self._deadline.within(LONGEST_SILENCE_S if self.stop_subject else min(BEGIN_S, LONGEST_SILENCE_S))
         while True:
             try:
                 async with silent.within(self._quiet_s).timeout():

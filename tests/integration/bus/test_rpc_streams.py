@@ -129,6 +129,20 @@ async def test_a_silent_sender_is_given_up(bus_pair: BusPair, unique: Unique, mo
             await anext(replies)
 
 
+async def test_one_that_never_says_anything_is_given_up_sooner(
+    bus_pair: BusPair, unique: Unique, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not even taken the request."""
+    monkeypatch.setattr(streams, "BEGIN_S", 0.1)
+    monkeypatch.setattr(streams, "LONGEST_SILENCE_S", 600.0)
+    to = INFER(model=unique("m"))
+    await bus_pair.server.transport.subscribe(to.name, lambda raw: None)
+    async with asyncio.timeout(30):
+        with pytest.raises(Unavailable, match="silent"):
+            async with bus_pair.client.stream(to, ASK_STREAM, soon(600)) as replies:
+                await anext(replies)
+
+
 async def test_a_slow_handler_that_is_alive_is_waited_for(
     bus_pair: BusPair, unique: Unique, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from loadtest.simulated import SimulatedWorker
 from loadtest.simulated_answers import letters
+from loadtest.simulated_peers import Peers
 from pdbus.bus.fleet_table import SUSPECT_AFTER_S
 from pdbus.bus.presence import INTERVAL_S, TICK_S
 from pdbus.context import Deadline, RequestContext
@@ -60,9 +61,12 @@ async def longest_wait(r: Rig, lose: Callable[[float], Awaitable[None]] | None =
     return max(later - earlier for earlier, later in pairwise(moments))
 
 
-@pytest.mark.parametrize(
+LOSSES = pytest.mark.parametrize(
     ("loss", "most_s"), [(dies, QUIET_S), (starts_again, QUIET_S), (hangs, max(SUSPECT_AFTER_S, QUIET_S + PATIENCE_S))]
 )
+
+
+@LOSSES
 def test_a_worker_is_lost_while_it_writes(loss: Loss, most_s: float) -> None:
     """One that is dead is found out by the first question, one that hangs once it is silent in every way."""
 
@@ -83,9 +87,7 @@ def test_a_worker_is_lost_while_it_writes(loss: Loss, most_s: float) -> None:
 
 
 @pytest.mark.parametrize("local_tokens", [0, 1 << 30])
-@pytest.mark.parametrize(
-    ("loss", "most_s"), [(dies, QUIET_S), (starts_again, QUIET_S), (hangs, max(SUSPECT_AFTER_S, QUIET_S + PATIENCE_S))]
-)
+@LOSSES
 def test_a_worker_is_lost_before_it_accepts(loss: Loss, most_s: float, local_tokens: int) -> None:
     """The ticket was on its way: no error tells that it was not taken, and who is there now does not know it."""
 
@@ -100,5 +102,25 @@ def test_a_worker_is_lost_before_it_accepts(loss: Loss, most_s: float, local_tok
             other.behaviour.deaf = False
             await loss(r, lost)
             return await asking
+
+    assert simulated(wait) <= most_s + INTERVAL_S + TICK_S + SOON_S
+
+
+@LOSSES
+def test_a_worker_is_lost_in_mid_hand_over(loss: Loss, most_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has sent the first token; the other one is there, and waits for the rest."""
+    hand_over = Peers.hand_over
+    monkeypatch.setattr(Peers, "hand_over", lambda peers, key: hand_over(peers, key) if key[1] > 1 else None)
+
+    async def wait() -> float:
+        async with rig(prefills=2, decodes=2, step_s=STEP_S) as r:
+            lost: list[SimulatedWorker] = []
+
+            async def lose(since_s: float) -> None:
+                if not lost:
+                    lost.append(next(worker for worker in r.prefills if worker.tickets))
+                    await loss(r, lost[0])
+
+            return await longest_wait(r, lose)
 
     assert simulated(wait) <= most_s + INTERVAL_S + TICK_S + SOON_S
