@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Self
+from unittest import mock
 
 from loadtest.simulated_behaviour import Behaviour
 from loadtest.simulated_pages import SimulatedPages
@@ -73,7 +74,7 @@ class SimulatedWorker:
         self._work = asyncio.Event()
         self._stack = AsyncExitStack()
         self._presence = Presence(bus, self._card)
-        self._hung = self._silent = False
+        self._silent = False
         self.state: State = "ready"
 
     @property
@@ -111,8 +112,9 @@ class SimulatedWorker:
         await self._stack.aclose()
 
     async def die(self) -> None:
-        """At once, and without a word: nobody serves its subjects, and its cards stop coming."""
-        await self._stack.aclose()
+        """At once, and without a word, also to what it was asked before: nobody serves its subjects, no card comes."""
+        with mock.patch.object(self._bus.transport, "send"):
+            await self._stack.aclose()
         self._running.clear()
         self._peers.died(self)
 
@@ -124,8 +126,7 @@ class SimulatedWorker:
 
     async def hang(self) -> None:
         """Stops as under SIGSTOP: its subjects are there, and nothing is answered or published any more."""
-        self.behaviour.tamper = lambda frame: ()
-        self._hung = True
+        self.behaviour.tamper, self.behaviour.hung = lambda frame: (), True
         await self._presence.__aexit__(None, None, None)
 
     async def engine_hangs(self) -> None:
@@ -163,10 +164,12 @@ class SimulatedWorker:
         )
 
     async def _on_prefill(self, run: PrefillRun, ctx: RequestContext) -> Accepted:
+        await self.behaviour.hears(ctx)
         return self._accept(run.ticket, lambda: self._begin(run.ticket, reads=True))
 
     async def _on_decode(self, run: DecodeRun, ctx: RequestContext) -> Accepted:
         ticket = run.ticket
+        await self.behaviour.hears(ctx)
         if run.prefill_worker is None:
             return self._accept(ticket, lambda: self._begin(ticket, reads=True))
         key = ticket.session, ticket.attempt
@@ -182,8 +185,7 @@ class SimulatedWorker:
         return Accepted(self.id, self.incarnation, len(self._running))
 
     async def _on_resend(self, message: Resend, ctx: RequestContext) -> ResendReply:
-        if self._hung:
-            await asyncio.sleep(ctx.deadline.remaining_s)
+        await self.behaviour.hears(ctx, ticket=False)
         if self._silent:
             raise Unavailable("cut off")
         self.resends += 1

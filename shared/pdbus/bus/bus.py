@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -127,7 +128,13 @@ class Bus:
         Raises as `call` does; also Corrupt when a frame is missing, and Overloaded when the reader falls far behind."""
         ctx.deadline.check(f"{to.name} was asked")
         span = self.instruments.start_span(SpanKind.CLIENT, "request", to.subject, ctx.request_id, None)
-        replies = Replies(to.name, to.subject.reply, ctx.deadline)
+        reply = ""
+
+        def ask(sender: str) -> None:
+            with contextlib.suppress(Unavailable):  # a lost connection is told otherwise
+                self.transport.send(sender, reply=reply, headers=headers.ALIVE_WANTED)
+
+        replies = Replies(to.name, to.subject.reply, ctx.deadline, ask)
         self._streams.add(replies)
         try:
             with self._inbox.open(replies.on_frame) as reply:

@@ -31,6 +31,8 @@ SEQUENCE = "pd-seq"
 END = "pd-end"
 ALIVE = "pd-alive"
 """A frame without a body: the handler is at work."""
+ALIVE_WANTED: Mapping[str, str] = {ALIVE: "?"}
+"""To the reply subject of a stream's frame: such a frame is wanted."""
 
 CALLER_GONE: Mapping[str, str] = {STATUS: NO_RESPONDERS}
 """To the reply subject of a stream's frame; the broker sends the same when the caller's process is gone."""

@@ -157,13 +157,16 @@ class Registration(Generic[Q, R]):
         """One frame for each item of the handler's generator; it is closed once the caller is known to be gone."""
         loop = asyncio.get_running_loop()
 
-        def caller_gone(_: Raw) -> None:
+        def caller_says(raw: Raw) -> None:
+            if headers.ALIVE in raw.headers:
+                answer.alive()
+                return
             answer.wanted = False
             if not scope.expired():
                 scope.reschedule(loop.time())
 
         generator = cast("AsyncGenerator[R, None]", cast("StreamHandler[Q, R]", self._handler)(message, ctx))
-        with self._inbox.open(caller_gone) as stop:
+        with self._inbox.open(caller_says) as stop:
             answer.begin_stream(stop)
             try:
                 async with aclosing(generator) as replies:
@@ -189,7 +192,7 @@ class _Answer:
 
     def begin_stream(self, stop: str) -> None:
         self._stop = stop
-        self._alive()
+        self._beats()
 
     def send(self, body: bytes) -> None:
         if self._stop:
@@ -220,9 +223,13 @@ class _Answer:
         self._sent_at = time.monotonic()
         self._transport.send(self._subject, body, reply=self._stop, headers=marks)
 
-    def _alive(self) -> None:
+    def alive(self) -> None:
+        if self._transport.connected:
+            self._frame(b"", {headers.ALIVE: "1"})
+
+    def _beats(self) -> None:
         idle = time.monotonic() - self._sent_at
         if idle >= KEEPALIVE_S and self._transport.connected:
-            self._frame(b"", {headers.ALIVE: "1"})
+            self.alive()
             idle = 0.0
-        self._beat = asyncio.get_running_loop().call_later(KEEPALIVE_S - idle, self._alive)
+        self._beat = asyncio.get_running_loop().call_later(KEEPALIVE_S - idle, self._beats)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Generic, TypeVar
 
 from pdbus.bus import headers
@@ -15,22 +15,31 @@ from pdbus.errors import Corrupt, DeadlineExceeded, InvalidRequest, Overloaded, 
 R = TypeVar("R")
 
 LONGEST_SILENCE_S = 3.0
-"""Three signs of life missed: the sender is dead or cut off."""
+"""Three signs of life missed: the sender hangs or is cut off."""
+BEGIN_S = 1.0
+"""Whoever takes a request says so at once: nobody has it, or one who dies, hangs or is cut off."""
+QUIET_S = 0.5
+"""So long without a frame, and the sender is asked for a sign of life: if it is dead, the broker says at once that
+nobody is there. One that is at work is asked ever more rarely."""
 QUEUE_FRAMES = 1024
 """A reader further behind than this loses the stream (not the process its memory)."""
 
 
 class Replies(Generic[R]):
-    """An asynchronous iterator over the replies. Raises the peer's error as its class; Corrupt on a gap."""
+    """An asynchronous iterator over the replies. Raises the peer's error as its class; Corrupt on a gap.
 
-    def __init__(self, name: str, reply_type: type[R], deadline: Deadline) -> None:
+    `ask`: asks the sender, at its stop subject, for a sign of life."""
+
+    def __init__(self, name: str, reply_type: type[R], deadline: Deadline, ask: Callable[[str], None]) -> None:
         self.stop_subject = ""
-        """Where the sender hears that nobody reads any more."""
+        """Where the sender hears that nobody reads any more, and that a sign of life is wanted."""
         self.finished = False
         """The last frame was seen, so the sender needs to hear nothing."""
         self.name = name
         self._reply_type = reply_type
         self._deadline = deadline
+        self._ask = ask
+        self._quiet_s = QUIET_S
         self._queue: asyncio.Queue[Raw | PdbusError] = asyncio.Queue()
         self._expected = 0
 
@@ -61,18 +70,25 @@ class Replies(Generic[R]):
                 self.finished = True
             elif headers.ALIVE not in raw.headers:
                 self._expected += 1
+                self._quiet_s = QUIET_S
                 return self._decode(raw)
         raise StopAsyncIteration
 
     async def _next(self) -> Raw:
-        within = self._deadline.within(LONGEST_SILENCE_S)
-        try:
-            async with within.timeout():
-                item = await self._queue.get()
-        except TimeoutError:
-            if self._deadline.passed:
-                raise DeadlineExceeded(f"{self.name} did not end in time") from None
-            raise Unavailable(f"{self.name} went silent") from None
+        silent = self._deadline.within(LONGEST_SILENCE_S if self.stop_subject else min(BEGIN_S, LONGEST_SILENCE_S))
+        while True:
+            try:
+                async with silent.within(self._quiet_s).timeout():
+                    item = await self._queue.get()
+                break
+            except TimeoutError:
+                if self._deadline.passed:
+                    raise DeadlineExceeded(f"{self.name} did not end in time") from None
+                if silent.passed:
+                    raise Unavailable(f"{self.name} went silent") from None
+            self._quiet_s = min(2 * self._quiet_s, LONGEST_SILENCE_S)
+            if self.stop_subject:
+                self._ask(self.stop_subject)
         if isinstance(item, PdbusError):
             raise item
         return item

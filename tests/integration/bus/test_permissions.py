@@ -40,6 +40,7 @@ from pdbus.subjects import (
 )
 from tests.support.cards import card
 from tests.support.secure import SecureNats, secure_nats
+from tests.support.signs_of_life import two_replies
 from tests.support.until import until
 
 ABORT = LogEntry(abort=Abort("tx", "somebody"))
@@ -123,6 +124,15 @@ async def test_a_caller_that_leaves_is_noticed(server: SecureNats, caplog: pytes
             async with asyncio.timeout(30):
                 await ended.wait()
     assert "NATS refused" not in caplog.text
+
+
+async def test_a_caller_may_ask_for_a_sign_of_life(server: SecureNats, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with server.bus("router") as router, server.bus("client") as client:
+        async with (
+            await router.serve(INFER(model="m"), two_replies(monkeypatch)),
+            client.stream(INFER(model="m"), InferRequest("completions", {}), ctx()) as replies,
+        ):
+            assert [reply.data["n"] async for reply in replies] == [0, 1]
 
 
 @pytest.mark.parametrize("subject", [

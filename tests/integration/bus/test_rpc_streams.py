@@ -20,6 +20,7 @@ from pdbus.errors import (
 from pdbus.messages.router import InferReply, InferRequest
 from pdbus.subjects import INFER
 from tests.support.nats import BusPair
+from tests.support.signs_of_life import two_replies
 
 Unique = Callable[[str], str]
 
@@ -128,6 +129,20 @@ async def test_a_silent_sender_is_given_up(bus_pair: BusPair, unique: Unique, mo
             await anext(replies)
 
 
+async def test_one_that_never_says_anything_is_given_up_sooner(
+    bus_pair: BusPair, unique: Unique, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not even taken the request."""
+    monkeypatch.setattr(streams, "BEGIN_S", 0.1)
+    monkeypatch.setattr(streams, "LONGEST_SILENCE_S", 600.0)
+    to = INFER(model=unique("m"))
+    await bus_pair.server.transport.subscribe(to.name, lambda raw: None)
+    async with asyncio.timeout(30):
+        with pytest.raises(Unavailable, match="silent"):
+            async with bus_pair.client.stream(to, ASK_STREAM, soon(600)) as replies:
+                await anext(replies)
+
+
 async def test_a_slow_handler_that_is_alive_is_waited_for(
     bus_pair: BusPair, unique: Unique, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +157,35 @@ async def test_a_slow_handler_that_is_alive_is_waited_for(
     await bus_pair.server.serve(to, handler)
     async with bus_pair.client.stream(to, ASK_STREAM, soon(60)) as replies:
         assert [reply async for reply in replies] == [InferReply({})]
+
+
+async def test_a_sender_that_died_is_not_waited_for(
+    bus_pair: BusPair, unique: Unique, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long before its silence would be enough."""
+    monkeypatch.setattr(streams, "LONGEST_SILENCE_S", 600.0)
+    monkeypatch.setattr(streams, "QUIET_S", 0.01)
+    to, server = INFER(model=unique("m")), bus_pair.server.transport
+    # Frames with a reply subject to which nobody subscribes are all that a dead process leaves.
+    sequence = {"pd-seq": "0"}
+    await server.subscribe(
+        to.name,
+        lambda raw: server.send(raw.reply, encode(InferReply({})), reply="_INBOX.dead.1", headers=sequence),
+    )
+    async with asyncio.timeout(30), bus_pair.client.stream(to, ASK_STREAM, soon(600)) as replies:
+        assert await anext(replies) == InferReply({})
+        with pytest.raises(Unavailable, match="nobody serves"):
+            await anext(replies)
+
+
+async def test_who_is_asked_for_a_sign_of_life_gives_it(
+    bus_pair: BusPair, unique: Unique, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it would give none by itself; and its stream goes on."""
+    to = INFER(model=unique("m"))
+    await bus_pair.server.serve(to, two_replies(monkeypatch))
+    async with asyncio.timeout(30), bus_pair.client.stream(to, ASK_STREAM, soon(600)) as replies:
+        assert [reply.data["n"] async for reply in replies] == [0, 1]
 
 
 async def test_a_missing_frame_is_noticed(bus_pair: BusPair, unique: Unique) -> None:
