@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from loadtest.fuzz.kinds import KINDS
-from loadtest.fuzz.supervise import Result, fuzz
+from loadtest.fuzz.supervise import SHARES, Result, fuzz
 from loadtest.markdown import markdown
 
 _TOLD = 20
@@ -44,7 +44,9 @@ def main(argv: list[str]) -> int:
 
 
 def render(results: list[Result]) -> str:
-    head = ["kind", "inputs", "refused", "accepted", "crashes", "hangs", "slowest ms", "memory", "grown by", "s"]
+    shares = " / ".join(f"{share:.0%}" for share in SHARES)
+    head = ["kind", "inputs", "refused", "accepted", "crashes", "hangs", "slowest ms", f"memory at {shares}", "peak"]
+    head += ["grown by", "s"]
     rows = [
         [
             result.kind,
@@ -54,6 +56,7 @@ def render(results: list[Result]) -> str:
             str(result.crashes),
             str(result.hangs),
             f"{result.slowest_ms:.0f} (#{result.slowest_at})",
+            " / ".join(f"{result.resident.get(share, 0) / 2**20:.0f}" for share in SHARES) + " MiB",
             f"{result.peak_bytes / 2**20:.0f} MiB",
             f"{result.grown_bytes / 2**20:.1f} MiB",
             f"{result.seconds:.0f}",

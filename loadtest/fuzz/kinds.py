@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.fuzz import bulk, files, forms, http, subjects
+from loadtest.fuzz import bulk, files, forms, http, stored, subjects
 from loadtest.fuzz.drive import Fuzzer
 
 
@@ -28,5 +28,8 @@ KINDS = {
     "bulk": Kind("frames and credits of bulk streams", bulk.bulk),
     "gguf": Kind("GGUF files: header, metadata, tensor directory, bytes", files.gguf_files),
     "safetensors": Kind("safetensors files of a model folder: header and bytes", files.safetensors),
+    "stored": Kind(
+        "files that processes find at their start: keys, packs, the disk tier, what they remember", stored.stored
+    ),
     "meta": Kind("config, tokenizer and template files, in a folder and as a pushed version", files.meta),
 }

@@ -25,6 +25,8 @@ _DUMP_S = 1.0
 _LIVES = 20
 _WARM = 0.2
 """Of a life's inputs: what memory was before counts as warming up."""
+SHARES = (0.1, 0.5, 1.0)
+"""Of a life's inputs, at which its memory is told."""
 
 
 @dataclass
@@ -41,6 +43,8 @@ class Result:
     grown_bytes: int = 0
     """The most that any life's memory grew by after it was warm."""
     peak_bytes: int = 0
+    resident: dict[float, int] = field(default_factory=dict)
+    """Bytes at each of SHARES, in the last life."""
     told: list[str] = field(default_factory=list)
 
     @property
@@ -88,11 +92,14 @@ def _life(result: Result, seed: int, first: int, count: int, folder: Path) -> No
 
 def _watch(process: subprocess.Popen[bytes], board: Board, count: int, result: Result) -> bool:
     """Until the process ends, or gets on no more, which is True."""
+    result.resident = {}
     warm, done, moved_s = 0, 0, time.monotonic() + START_S
     while process.poll() is None:
         time.sleep(_LOOK_S)
         now, resident = board["inputs"], resident_bytes(process.pid)
         result.peak_bytes = max(result.peak_bytes, resident)
+        if resident:
+            result.resident = {share: resident for share in SHARES if now >= share * count} | result.resident
         if now >= _WARM * count and resident:
             warm = warm or resident
             result.grown_bytes = max(result.grown_bytes, resident - warm)

@@ -17,14 +17,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import msgspec
 
-from pdbus.context import DEFAULT_PRIORITY
+from pdbus.context import DEFAULT_PRIORITY, HIGHEST_PRIORITY
 from pdbus.errors import Conflict, InvalidRequest, NotFound
 
 _KEY = re.compile(r"pdk-([0-9a-f]{12})-([A-Za-z0-9_-]{43})")
 _TENANT = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+_Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**12)] | None
 ANONYMOUS = "anonymous"
 """Everybody, where no keys are asked for."""
 
@@ -33,16 +35,16 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """One key. Limits are those of each router; None: no limit."""
 
     id: str
-    tenant: str
-    sha256: str
+    tenant: Annotated[str, msgspec.Meta(pattern=rf"\A{_TENANT.pattern}\Z")]
+    sha256: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
     """Of the key's whole text, in hex."""
     created: str = ""
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
+    requests_per_minute: _Limit = None
+    tokens_per_minute: _Limit = None
     """Read and written."""
-    max_inflight: int | None = None
+    max_inflight: _Limit = None
     """Choices at once."""
-    priority: int = DEFAULT_PRIORITY
+    priority: Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_PRIORITY)] = DEFAULT_PRIORITY
     """The most that it may ask for, 0 to 9."""
 
 
@@ -71,7 +73,7 @@ def read(path: Path) -> KeyFile:
             raise ValueError("another version")
     except OSError as error:
         raise InvalidRequest(f"the keys file {path} can't be read: {error.strerror}") from None
-    except ValueError:  # msgspec's errors are ValueErrors
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
         raise InvalidRequest(f"the keys file {path} can't be used: `pdbus keys` made no such file") from None
     return found
 

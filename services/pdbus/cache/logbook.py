@@ -11,6 +11,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 from pdbus.bus.jetstream import StreamState
 
 
@@ -35,9 +37,8 @@ class Logbook:
     def read(self) -> Place | None:
         """None where there is none that can be read."""
         try:
-            told = json.loads(self._path.read_text())
-            return Place(str(told["created"]), int(told["seq"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            return msgspec.json.decode(self._path.read_bytes(), type=Place)
+        except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
             return None
 
     def write(self, place: Place) -> None:

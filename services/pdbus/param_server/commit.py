@@ -22,7 +22,7 @@ from pdbus.errors import Conflict, DeadlineExceeded, Unavailable
 from pdbus.messages.changelog import Abort, Commit, LogEntry, Member, Ref
 from pdbus.messages.common import Digest
 from pdbus.messages.presence import WHOLE_PROMPTS, Card
-from pdbus.param_server.folder import read_json, write_json
+from pdbus.param_server.folder import read_digest, read_json, write_json
 from pdbus.param_server.holdings import add_manifests
 from pdbus.param_server.store import BlockStore
 from pdbus.peers.history import HistoryFollower
@@ -94,7 +94,7 @@ class LogWriter:
         """Commits the checkpoint's manifest if the wish is new, and remembers it in the store's folder.
 
         Raises DeadlineExceeded, also where the tables of the line's head can't be known."""
-        remembered = _Wish(store.folder, self._follower.born)
+        remembered = Wish(store.folder, self._follower.born)
         tx = new_id()
         while self._follower.history.is_open(tx) and await self._is_new(manifest.root, remembered.read()):
             head, seq = self._follower.history.head(REF), self._follower.seq
@@ -157,7 +157,7 @@ class LogWriter:
         await self._follower.caught_up(deadline)
 
 
-class _Wish:
+class Wish:
     """What this server last wished for, kept across restarts. `born`: the log's; of a lost one no wish is left."""
 
     def __init__(self, folder: Path, born: str) -> None:
@@ -167,7 +167,7 @@ class _Wish:
     def read(self) -> Digest | None:
         match read_json(self._path):
             case {"root": str(root), **rest} if rest.get("log", self._born) == self._born:
-                return bytes.fromhex(root)
+                return read_digest(root)
         return None
 
     def write(self, root: Digest) -> None:

@@ -16,7 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pdbus.canonical import DIGEST_BYTES
 from pdbus.errors import Conflict
+from pdbus.messages.common import Digest
 from pdbus.param_server.disk import sync_folder, told
 
 _FORMAT = 1
@@ -47,9 +49,18 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in `path`; empty where there is none or it can't be read."""
     try:
         found = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def read_digest(value: object) -> Digest | None:
+    """One that was written in hex; None for anything else."""
+    try:
+        digest = bytes.fromhex(value) if isinstance(value, str) else b""
+    except ValueError:
+        return None
+    return digest if len(digest) == DIGEST_BYTES else None
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pdbus.messages.common import Digest
 from pdbus.model.checkpoint import Checkpoint, open_checkpoint
-from pdbus.param_server.folder import read_json, write_json
+from pdbus.param_server.folder import read_digest, read_json, write_json
 from pdbus.param_server.ingest import Ingest
 from pdbus.param_server.store import BlockStore
 from pdbus.weights.manifest import Manifest
@@ -74,9 +74,10 @@ class CheckpointReader:
         path = Path(self._source).expanduser()
         path = path if path.exists() else open_checkpoint(self._source).source.path
         memory = read_json(self._memory)
-        if memory.get("fingerprint") != _fingerprint(path):
+        root = read_digest(memory.get("root"))
+        if root is None or memory.get("fingerprint") != _fingerprint(path):
             return None
-        manifest = self._store.manifest(bytes.fromhex(memory["root"]))
+        manifest = self._store.manifest(root)
         if manifest:
             log.info("%s is unchanged: version %s", self._source, manifest.root.hex()[:12])
         return manifest

@@ -49,7 +49,8 @@ class BlockStore:
                 paths = sorted(self.folder.glob("*.pack"))
                 for path in paths:
                     self._open(path)
-                self._numbers = itertools.count(max((int(path.stem) for path in paths), default=0) + 1)
+                numbers = (int(path.stem) for path in paths if path.stem.isdecimal())
+                self._numbers = itertools.count(max(numbers, default=0) + 1)
             self._held = held.pop_all()
         return self
 

@@ -17,7 +17,7 @@ from typing import Any
 from pdbus.errors import Conflict, InvalidRequest, Overloaded
 from pdbus.messages.common import Digest
 from pdbus.param_server.disk import told
-from pdbus.param_server.folder import read_json, write_json
+from pdbus.param_server.folder import read_digest, read_json, write_json
 
 MOST_OPEN = 256
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -90,7 +90,9 @@ class Transactions:
 
 
 def _decoded(tx: str, value: dict[str, Any]) -> Transaction | None:
+    """None for a file that this server didn't write, or that was damaged."""
     match value:
-        case {"deadline_ns": int(deadline_ns), "digests": [*digests]}:
-            return Transaction(tx, deadline_ns, {bytes.fromhex(digest) for digest in digests})
+        case {"deadline_ns": int(deadline_ns), "digests": [*texts]}:
+            digests = {digest for text in texts if (digest := read_digest(text))}
+            return Transaction(tx, deadline_ns, digests) if len(digests) == len(texts) and _ID.fullmatch(tx) else None
     return None

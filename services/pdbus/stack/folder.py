@@ -19,12 +19,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
+import msgspec
 from platformdirs import user_data_path
 
 from pdbus.errors import Conflict
 from pdbus.subjects import encode_token
+
+Pid: TypeAlias = Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
 
 _LINGER_S = 15.0
 """How long processes of a launcher that was killed may take to notice and end."""
@@ -34,7 +37,7 @@ _LINGER_S = 15.0
 class Run:
     """What runs on a data folder."""
 
-    launcher: int
+    launcher: Pid
     """Its process id."""
     model: str
     nats_url: str = ""
@@ -44,7 +47,7 @@ class Run:
     """All processes were ready and the router served."""
     secure: bool = False
     """Its NATS server wants the keys of the folder."""
-    pids: dict[str, int] = field(default_factory=dict)
+    pids: dict[str, Pid] = field(default_factory=dict)
     """By process name, the NATS server among them."""
 
 
@@ -124,9 +127,9 @@ class Folder:
     def read(self) -> Run | None:
         """The run file as it stands, also that of a launcher which was killed; None where there is none."""
         try:
-            found: dict[str, Any] = json.loads(self._run_file.read_text())
-            return Run(**found)
-        except (FileNotFoundError, ValueError, TypeError):
+            found = Run(**json.loads(self._run_file.read_bytes()))
+            return msgspec.convert(asdict(found), Run)
+        except (FileNotFoundError, ValueError, TypeError, RecursionError):  # msgspec's errors are ValueErrors
             return None
 
     def running(self) -> Run | None:

@@ -56,7 +56,7 @@ def write_accounts(folder: Path, callers: Iterable[str] = (), feature_subject: s
 
 def _seed(path: Path) -> str:
     if path.exists():
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()  # which is no seed then, and told so
     import nkeys  # only this command makes keys
 
     seed = nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER).decode()

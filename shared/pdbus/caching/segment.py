@@ -156,9 +156,11 @@ def _walk(content: mmap.mmap) -> Iterator[tuple[int, Head, bool]]:
         fixed[-4:] = bytes(4)
         if magic != _MAGIC or crc32(bytes(fixed) + tenant + material) != own_sum:
             return
-        head = Head(
-            key, root, tenant.decode(), material, value_bytes, size, bool(packed), stored_s, expires_s, value_sum
-        )
+        try:
+            named = tenant.decode()
+        except UnicodeDecodeError:
+            return
+        head = Head(key, root, named, material, value_bytes, size, bool(packed), stored_s, expires_s, value_sum)
         if offset + head.record_bytes > len(content):
             return
         yield offset, head, mark != 0

@@ -38,7 +38,8 @@ class Segments:
         Raises OSError where the folder can't be used."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(self.folder.glob("*.kv")):
-            opened = Segment.open(path) if len(self._row) < SEGMENTS - 1 else None
+            usable = path.stem.isdecimal() and len(self._row) < SEGMENTS - 1
+            opened = Segment.open(path) if usable else None
             if opened is None or opened[0].limit > self.segment_bytes:
                 path.unlink()
                 continue

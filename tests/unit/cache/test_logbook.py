@@ -14,7 +14,8 @@ def test_it_reads_what_it_wrote_and_nothing_else(tmp_path: Path) -> None:
     for place in (Place("born", 3), Place("born", 4)):
         book.write(place)
         assert Logbook(tmp_path / "log.json").read() == place
-    for text in ("", "{", "[]", '{"created": "born"}', '{"created": "born", "seq": "x"}'):
+    seqs = ('"x"', "Infinity", "1e999", "[" * 100_000)
+    for text in ("", "{", "[]", '{"created": "born"}', *(f'{{"created": "born", "seq": {seq}}}' for seq in seqs)):
         (tmp_path / "log.json").write_text(text)
         assert book.read() is None
 

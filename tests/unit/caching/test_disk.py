@@ -16,6 +16,7 @@ from pdbus.caching.disk import DiskStore
 from pdbus.caching.disk_entry import RECORD_BYTES, DiskEntry
 from pdbus.caching.entry import Entry
 from pdbus.caching.store import TOMBSTONE_S
+from pdbus.checksum import crc32
 from pdbus.errors import Corrupt
 
 R1, R2 = b"\x01" * 32, b"\x02" * 32
@@ -205,6 +206,32 @@ def test_damage_costs_what_is_damaged_and_never_gives_other_bytes(tmp_path: Path
     assert answers == expected
     assert put(again, entry(9))
     again.check()
+
+
+@pytest.mark.parametrize("name", ["x.kv", "-1.kv"])
+def test_a_file_of_another_name_is_none_of_its_own(tmp_path: Path, name: str) -> None:
+    disk = opened(tmp_path)
+    put(disk, entry(1))
+    next(tmp_path.glob("*.kv")).rename(tmp_path / name)
+    disk = opened(tmp_path)
+    assert len(disk) == 0
+    assert put(disk, entry(2))
+
+
+def test_a_sound_record_of_a_tenant_that_is_no_text_ends_the_file(tmp_path: Path) -> None:
+    """Somebody else's writing, or damage that the checksum missed."""
+    disk = opened(tmp_path)
+    put(disk, entry(1))
+    path = next(tmp_path.glob("*.kv"))
+    content = bytearray(path.read_bytes())
+    at = content.index("ténant".encode())
+    content[at + 1] = 0xFF
+    head = content[: at - 4] + bytes(4)
+    content[at - 4 : at] = crc32(bytes(head) + content[at : at + len("ténant".encode()) + len(b"m1")]).to_bytes(
+        4, "little"
+    )
+    path.write_bytes(content)
+    assert len(opened(tmp_path)) == 0
 
 
 def test_a_reader_keeps_what_it_has_when_the_file_goes(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from loadtest.fuzz.use import use
 from pdbus.bus.codec import decode
 from pdbus.messages.decode import DecodeRun, KvFinal
 
-QUICK = {"http": 150, "twin": 150, "bulk": 400, "forms": 400, "gguf": 60, "safetensors": 100, "meta": 40}
+QUICK = {"http": 150, "twin": 150, "bulk": 400, "forms": 400, "gguf": 60, "safetensors": 100, "meta": 40, "stored": 80}
 
 
 @pytest.mark.parametrize("kind", QUICK)

@@ -11,8 +11,10 @@ import pytest
 from pdbus.canonical import content_digest
 from pdbus.errors import Conflict, Unavailable
 from pdbus.param_server import store as store_module
+from pdbus.param_server.commit import Wish
 from pdbus.param_server.disk import told
 from pdbus.param_server.store import BlockStore
+from pdbus.param_server.transactions import Transactions
 from tests.support.weights import manifest_and_blocks, some_arrays
 
 A, B, C = b"a" * 5000, b"b" * 7000, b"c" * 3
@@ -120,6 +122,40 @@ def test_a_damaged_pack_counts_as_absent_and_the_rest_stays(tmp_path: Path, dama
         path.write_bytes(path.read_bytes()[:-1])
     with BlockStore(tmp_path, MODEL) as store:
         assert (get(store, A), get(store, B)) == (A, None)
+
+
+def test_a_pack_of_another_name_is_read_like_any_and_new_ones_do_not_meet_it(tmp_path: Path) -> None:
+    with BlockStore(tmp_path, MODEL) as store:
+        put(store, A)
+    for path in list(tmp_path.glob("0*")):
+        path.rename(path.with_stem("copied"))
+    with BlockStore(tmp_path, MODEL) as store:
+        assert store.read(content_digest(A)) == A
+        put(store, B)
+    with BlockStore(tmp_path, MODEL) as store:
+        assert store.read(content_digest(B)) == B
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"deadline_ns": 1, "digests": ["zz"]}', '{"deadline_ns": 1, "digests": [1.5]}', '{"digests": []}', "[" * 100_000],
+)
+def test_a_transaction_that_can_not_be_read_is_none_and_the_server_starts(tmp_path: Path, text: str) -> None:
+    Transactions(tmp_path).pin("good", 1, [content_digest(A)])
+    for name in ("bad", "no name"):
+        (tmp_path / f"tx-{name}.json").write_text(text)
+    known = Transactions(tmp_path)
+    known.load()
+    assert [(one.tx, one.digests) for one in known] == [("good", {content_digest(A)})]
+
+
+@pytest.mark.parametrize("root", ['"zz"', '"ab"', "1", "[" * 100_000])
+def test_a_wish_that_can_not_be_read_is_none(tmp_path: Path, root: str) -> None:
+    wish = Wish(tmp_path, "born")
+    (tmp_path / "wish.json").write_text(f'{{"root": {root}, "log": "born"}}')
+    assert wish.read() is None
+    wish.write(content_digest(A))
+    assert wish.read() == content_digest(A)
 
 
 def test_a_block_that_went_bad_on_disk_is_never_read_and_can_be_written_again(tmp_path: Path) -> None:

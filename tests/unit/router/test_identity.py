@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,10 +106,33 @@ def test_a_file_that_breaks_changes_nothing_and_one_that_goes_lets_nobody_in(pat
     assert identities.of(key.text).tenant == "acme"
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"secret": "x"}', '{"secret": "00", "keys": []}', "[1", "null"])
+@pytest.mark.parametrize(
+    "content", ["", "{}", '{"secret": "x"}', '{"secret": "00", "keys": []}', "[1", "null", "[" * 100_000]
+)
 def test_a_router_does_not_start_open_where_its_file_is_missing_or_broken(path: Path, content: str) -> None:
     if content:
         path.write_text(content)
+    with pytest.raises(InvalidRequest, match="keys file"):
+        Identities(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"requests_per_minute": 0},
+        {"tokens_per_minute": -1},
+        {"max_inflight": 10**400},
+        {"priority": 10},
+        {"sha256": "é" * 64},
+        {"tenant": ""},
+        {"tenant": "acme\n"},
+    ],
+)
+def test_a_key_that_could_not_be_served_makes_the_file_a_broken_one(path: Path, change: dict[str, Any]) -> None:
+    keyfile.add(path, "acme")
+    whole = json.loads(path.read_text())
+    whole["keys"][0] |= change
+    path.write_text(json.dumps(whole))
     with pytest.raises(InvalidRequest, match="keys file"):
         Identities(path)
 

@@ -64,10 +64,20 @@ def test_after_a_killed_launcher_the_folder_is_free_once_its_children_ended(
         assert folder.read() is None
 
 
-def test_a_garbled_run_file_counts_as_none(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("{")
-    assert Folder(tmp_path).running() is None
-    (tmp_path / "run.json").write_text('{"launcher": 1, "model": "m", "something": "newer"}')
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        '{"launcher": 1, "model": "m", "something": "newer"}',
+        '{"launcher": "1", "model": "m"}',
+        '{"launcher": -1, "model": "m"}',
+        '{"launcher": 99999999999999999999, "model": "m"}',
+        '{"launcher": 1, "model": "m", "pids": {"router-1": [1]}}',
+        "[" * 100_000,
+    ],
+)
+def test_a_garbled_run_file_counts_as_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.json").write_text(text)
     assert Folder(tmp_path).running() is None
 
 
