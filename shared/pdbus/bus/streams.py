@@ -16,6 +16,8 @@ R = TypeVar("R")
 
 LONGEST_SILENCE_S = 3.0
 """Three signs of life missed: the sender is dead or cut off."""
+_LATE_S = 0.25
+"""Of this process's own event loop: a little lateness is every busy machine's."""
 QUEUE_FRAMES = 1024
 """A reader further behind than this loses the stream (not the process its memory)."""
 
@@ -65,17 +67,20 @@ class Replies(Generic[R]):
         raise StopAsyncIteration
 
     async def _next(self) -> Raw:
-        within = self._deadline.within(LONGEST_SILENCE_S)
-        try:
-            async with within.timeout():
-                item = await self._queue.get()
-        except TimeoutError:
-            if self._deadline.passed:
-                raise DeadlineExceeded(f"{self.name} did not end in time") from None
-            raise Unavailable(f"{self.name} went silent") from None
-        if isinstance(item, PdbusError):
-            raise item
-        return item
+        while True:
+            within = self._deadline.within(LONGEST_SILENCE_S)
+            try:
+                async with within.timeout():
+                    item = await self._queue.get()
+            except TimeoutError:
+                if self._deadline.passed:
+                    raise DeadlineExceeded(f"{self.name} did not end in time") from None
+                if not self._queue.empty() or -within.remaining_s > _LATE_S:
+                    continue  # it was this process that was held up: what came meanwhile is still to be read
+                raise Unavailable(f"{self.name} went silent") from None
+            if isinstance(item, PdbusError):
+                raise item
+            return item
 
     def _decode(self, raw: Raw) -> R:
         try:
