@@ -17,6 +17,10 @@ from tests.support.router_rig import MODEL, Rig
 LENGTH = 24
 
 
+class NotBegun(Exception):
+    """The answer ended before its first token. (status, body)"""
+
+
 def completion(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": "a prompt of more than one page", "max_tokens": LENGTH, "temperature": 0} | fields
 
@@ -32,7 +36,8 @@ async def complete(http: aiohttp.ClientSession, r: Rig, **fields: Any) -> dict[s
 async def stream(http: aiohttp.ClientSession, r: Rig, **fields: Any) -> AsyncIterator[dict[str, Any]]:
     body = completion(stream=True, **fields)
     async with http.post(r.url + "/v1/completions", json=body, headers={"Cache-Control": "no-store"}) as response:
-        assert response.status == 200, await response.text()
+        if response.status != 200:
+            raise NotBegun(response.status, await response.text())
         async for line in response.content:
             if line.startswith(b"data: {"):
                 yield json.loads(line[6:])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +19,9 @@ from pdbus.bus.presence import Fleet, Presence
 from pdbus.context import Deadline, RequestContext
 from pdbus.decode.job import DecodeJob
 from pdbus.decode.worker import DecodeWorker
+from pdbus.engine.chunks import Chunk
 from pdbus.engine.scheduler import Limits
+from pdbus.engine.sequence import Event
 from pdbus.engine.versions import Versions
 from pdbus.engine.worker import Worker
 from pdbus.kv.format import KvDtype
@@ -82,6 +85,27 @@ def paused(worker: Worker[Any]) -> Iterator[None]:
         yield
     finally:
         gate.set()
+
+
+@contextmanager
+def held_after(worker: Worker[Any], passes: int) -> Iterator[threading.Event]:
+    """The worker's engine computes so many passes, and stays within the next until the scope is left: however slow
+    everything else is, it runs no further. Yields what is set once it is there."""
+    core, there, gate, done = worker.core, threading.Event(), threading.Event(), itertools.count()
+    compute = core._compute
+
+    def hold(group: Sequence[Chunk]) -> list[Event]:
+        if next(done) >= passes:
+            there.set()
+            gate.wait()
+        return compute(group)
+
+    core._compute = hold  # type: ignore[method-assign, assignment]
+    try:
+        yield there
+    finally:
+        gate.set()
+        core._compute = compute  # type: ignore[method-assign]
 
 
 def receiving(rig: Rig) -> bool:
@@ -170,7 +194,8 @@ async def rig(
             pool = versions.backend.pool(first.scope.page_format, count, first.streams)
             limits = Limits(pool.format.page_tokens, chunk_tokens, running)
             common = (bus, id_, name, versions, fleet, pool, limits)
-            ring = await inner.enter_async_context(CacheRing(bus, fleet, replicas=1))
+            # With patience: a quarter of a second may be over before a busy machine has done anything.
+            ring = await inner.enter_async_context(CacheRing(bus, fleet, replicas=1, get_s=30.0))
             if kind == "prefill":
                 worker: Any = PrefillWorker(*common, ring)
             else:

@@ -21,6 +21,8 @@ BEGIN_S = 1.0
 QUIET_S = 0.5
 """So long without a frame, and the sender is asked for a sign of life: if it is dead, the broker says at once that
 nobody is there. One that is at work is asked ever more rarely."""
+_LATE_S = 0.25
+"""Of this process's own event loop: a little lateness is every busy machine's."""
 QUEUE_FRAMES = 1024
 """A reader further behind than this loses the stream (not the process its memory)."""
 
@@ -75,15 +77,19 @@ class Replies(Generic[R]):
         raise StopAsyncIteration
 
     async def _next(self) -> Raw:
-        silent = self._deadline.within(LONGEST_SILENCE_S if self.stop_subject else min(BEGIN_S, LONGEST_SILENCE_S))
+        silent = self._patience()
         while True:
+            quiet = silent.within(self._quiet_s)
             try:
-                async with silent.within(self._quiet_s).timeout():
+                async with quiet.timeout():
                     item = await self._queue.get()
                 break
             except TimeoutError:
                 if self._deadline.passed:
                     raise DeadlineExceeded(f"{self.name} did not end in time") from None
+                if not self._queue.empty() or -quiet.remaining_s > _LATE_S:
+                    silent = self._patience()  # this process was held up: what came meanwhile is still to be read
+                    continue
                 if silent.passed:
                     raise Unavailable(f"{self.name} went silent") from None
             self._quiet_s = min(2 * self._quiet_s, LONGEST_SILENCE_S)
@@ -92,6 +98,10 @@ class Replies(Generic[R]):
         if isinstance(item, PdbusError):
             raise item
         return item
+
+    def _patience(self) -> Deadline:
+        """For the next frame."""
+        return self._deadline.within(LONGEST_SILENCE_S if self.stop_subject else min(BEGIN_S, LONGEST_SILENCE_S))
 
     def _decode(self, raw: Raw) -> R:
         try:

@@ -25,11 +25,13 @@ def lifeline(fd: int | None, on_loss: Callable[[], None], grace_s: float = GRACE
         yield
         return
     wake_read, wake_write = os.pipe()
+    lost = threading.Event()
 
     def watch() -> None:
         readable, _, _ = select.select([fd, wake_read], [], [])
         if wake_read in readable:
             return
+        lost.set()
         on_loss()
         threading.Event().wait(grace_s)  # not ended by leaving the scope: the interpreter's own exit may hang too
         os._exit(1)
@@ -41,7 +43,8 @@ def lifeline(fd: int | None, on_loss: Callable[[], None], grace_s: float = GRACE
     finally:
         os.write(wake_write, b"x")
         # Joined only where it can end: after a loss it stays to see the process out.
-        thread.join(timeout=0.2)
+        while thread.is_alive() and not lost.is_set():
+            thread.join(timeout=0.2)
         os.close(wake_write)
         if not thread.is_alive():
             os.close(wake_read)

@@ -219,8 +219,8 @@ async def test_what_a_consumer_delivers_enters_no_log(server: SecureNats) -> Non
         config = {"deliver_subject": to.name, "filter_subject": "pd.v1.jobs.strange", "ack_policy": "explicit"}
         asked = {"stream_name": "PD_JOBS", "config": config | {"durable_name": "strange"}}
         subject = "$JS.API.CONSUMER.DURABLE.CREATE.PD_JOBS.strange"
-        await router.transport.client.request(subject, json.dumps(asked).encode(), timeout=5)
-        async with asyncio.timeout(5):
+        await router.transport.client.request(subject, json.dumps(asked).encode(), timeout=30)
+        async with asyncio.timeout(30):
             await heard.wait()
         await operator.transport.barrier()
         assert await operator.logs.counts(to) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -19,8 +20,9 @@ from pdbus.errors import (
 )
 from pdbus.messages.router import InferReply, InferRequest
 from pdbus.subjects import INFER
-from tests.support.nats import BusPair
+from tests.support.nats import BusPair, twin_pair
 from tests.support.signs_of_life import two_replies
+from tests.support.simulated_time import simulated
 
 Unique = Callable[[str], str]
 
@@ -143,14 +145,30 @@ async def test_one_that_never_says_anything_is_given_up_sooner(
                 await anext(replies)
 
 
-async def test_a_slow_handler_that_is_alive_is_waited_for(
+async def _late(message: InferRequest, ctx: RequestContext) -> AsyncIterator[InferReply]:
+    await asyncio.sleep(4 * streams.LONGEST_SILENCE_S)
+    yield InferReply({})
+
+
+def test_a_slow_handler_that_is_alive_is_waited_for() -> None:
+    """In simulated seconds."""
+
+    async def asked() -> list[InferReply]:
+        async with twin_pair() as pair:
+            await pair.server.serve(INFER(model="m"), _late)
+            async with pair.client.stream(INFER(model="m"), ASK_STREAM, soon(60)) as replies:
+                return [reply async for reply in replies]
+
+    assert simulated(asked) == [InferReply({})]
+
+
+async def test_its_signs_of_life_are_no_replies(
     bus_pair: BusPair, unique: Unique, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "LONGEST_SILENCE_S", 0.3)
-    monkeypatch.setattr(serving, "KEEPALIVE_S", 0.05)
+    monkeypatch.setattr(serving, "KEEPALIVE_S", 0.02)
 
     async def handler(message: InferRequest, ctx: RequestContext) -> AsyncIterator[InferReply]:
-        await asyncio.sleep(0.8)
+        await asyncio.sleep(0.2)
         yield InferReply({})
 
     to = INFER(model=unique("m"))
@@ -186,6 +204,24 @@ async def test_who_is_asked_for_a_sign_of_life_gives_it(
     await bus_pair.server.serve(to, two_replies(monkeypatch))
     async with asyncio.timeout(30), bus_pair.client.stream(to, ASK_STREAM, soon(600)) as replies:
         assert [reply.data["n"] async for reply in replies] == [0, 1]
+
+
+async def test_a_caller_that_was_held_up_takes_nobody_for_silent(
+    bus_pair: BusPair, unique: Unique, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "LONGEST_SILENCE_S", 0.1)
+    reading = asyncio.Event()
+
+    async def handler(message: InferRequest, ctx: RequestContext) -> AsyncIterator[InferReply]:
+        await reading.wait()
+        time.sleep(0.5)  # noqa: ASYNC251 - the process that both are in
+        yield InferReply({})
+
+    to = INFER(model=unique("m"))
+    await bus_pair.server.serve(to, handler)
+    async with bus_pair.client.stream(to, ASK_STREAM, soon(60)) as replies:
+        reading.set()
+        assert [reply async for reply in replies] == [InferReply({})]
 
 
 async def test_a_missing_frame_is_noticed(bus_pair: BusPair, unique: Unique) -> None:

@@ -78,7 +78,7 @@ def test_router_measures_real_routers(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main([*arguments, "--json", str(report)]) == 0
     medians = json.loads(report.read_text())["medians"]
     assert [(row["routers"], row["streams"], row["errors"]) for row in medians] == [(2, 1, 0), (2, 4, 0)]
-    assert all(row["requests_per_s"] > 1 and 0 < row["first_p50_ms"] <= row["p50_ms"] for row in medians)
+    assert all(row["requests_per_s"] > 0 and 0 < row["first_p50_ms"] <= row["p50_ms"] for row in medians)
     assert "req/s" in capsys.readouterr().out
 
 

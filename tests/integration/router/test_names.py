@@ -21,9 +21,9 @@ async def test_an_id_that_would_be_a_wildcard_finds_nothing(nats_url: str, uniqu
     """`DELETE /v1/files/*` must not delete every file, nor `GET /v1/jobs/*` tell of any job."""
     model = unique("names")
     async with rig(nats_url=nats_url, model=model) as r, aiohttp.ClientSession() as http:
-        client = Client(r.bus, model, timeout_s=10)
+        client = Client(r.bus, model, timeout_s=30)
         job = await client.jobs.submit("completions", {"prompt": "x", "max_tokens": 1, "temperature": 1})
-        await client.jobs.result(job.id, wait_s=10)
+        await client.jobs.result(job.id, wait_s=30)
         async with openai.AsyncOpenAI(base_url=f"{r.url}/v1", api_key="any", max_retries=0) as own:
             file = await own.files.create(file=("in.jsonl", b"{}"), purpose="batch")
             for name in (*(quote(name, safe="") for name in NAMES), *PLAIN):

@@ -125,7 +125,7 @@ async def test_a_refusal_comes_before_the_tokenizer_and_before_the_body(monkeypa
     monkeypatch.setattr(
         Tokenizer, "encode", lambda self, text, **more: calls.append(text) or encode(self, text, **more)
     )
-    async with rig(local_tokens=1 << 30, slots=2, step_s=STEP_S, max_queued=2) as r, asking(r, deadline_s=20) as ask:
+    async with rig(local_tokens=1 << 30, slots=2, step_s=STEP_S, max_queued=2) as r, asking(r, deadline_s=120) as ask:
         tasks = [ask() for _ in range(40)]
         outcomes = await asyncio.gather(*tasks)
         answered = sum(status == 200 for status, _, _ in outcomes)

@@ -207,11 +207,12 @@ async def test_one_tenant_s_quota_is_used_up_by_it_alone(t: Tenants, tmp_path: P
     greedy = keyfile.add(t.file, "a", requests_per_minute=2).text
     async with rig(keys_file=t.file) as r:
         own = Tenants(r, t.http, t.file, greedy, t.b)
+        begun_s = time.monotonic()
         for number in range(2):
             await own.ask(greedy, prompt=str(number))
         status, answer, headers = await own.post(greedy, prompt="3")
         assert (status, answer["error"]["code"]) == (429, "overloaded")
-        assert 15 <= int(headers["Retry-After"]) <= 31  # less what has passed since the first
+        assert 29 - (time.monotonic() - begun_s) <= int(headers["Retry-After"]) <= 31
         assert headers["x-should-retry"] == "true"
         await own.ask(t.b, prompt="3")
         await own.ask(t.a, prompt="3")  # another key of the same tenant has its own
@@ -225,11 +226,12 @@ async def test_tokens_count_whether_read_or_written(t: Tenants) -> None:
     key = keyfile.add(t.file, "a", tokens_per_minute=60).text
     async with rig(keys_file=t.file) as r:
         own = Tenants(r, t.http, t.file, key, t.b)
+        begun_s = time.monotonic()
         answer, _ = await own.ask(key, prompt=PREFIX)
         used = answer["usage"]["total_tokens"]
         status, _, headers = await own.post(key, prompt="x")
         assert status == 429
-        assert used - 60 - 10 <= int(headers["Retry-After"]) <= used - 60 + 3  # less what has passed since the first
+        assert used - 61 - (time.monotonic() - begun_s) <= int(headers["Retry-After"]) <= used - 60 + 3
 
 
 def test_the_same_session_of_two_tenants_is_two() -> None:

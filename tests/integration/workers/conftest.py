@@ -56,6 +56,12 @@ def alone(checkpoint: Checkpoint, engine: EngineName) -> Iterator[Model]:
     backend.close()
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache node that took two seconds on a busy machine would be done without, and cost a test its hit."""
+    monkeypatch.setattr("pdbus.engine.prefix_tier._LONGEST_S", 60.0)
+
+
 @pytest.fixture
 def twin() -> NewBus:
     """Buses on one in-memory broker."""

@@ -14,7 +14,7 @@ from pdbus.model.backend import Model
 from tests.support.asking import ids, until
 from tests.support.llama import Runner
 from tests.support.ring import Ring, fleet_of
-from tests.support.workers import Rig, prompt_of
+from tests.support.workers import Rig, paused, prompt_of
 
 SAMPLED = Sampling(temperature=1.2, top_p=0.95, repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.1)
 
@@ -155,8 +155,11 @@ async def test_only_the_prompts_log_probabilities(workers: Rig) -> None:
 async def test_one_frame_carries_a_steps_tokens_of_a_router(workers: Rig) -> None:
     router = workers.router
     tickets = [router.ticket(prompt_of(16, seed), 40) for seed in range(6)]
-    await asyncio.gather(*(router.answer(ticket) for ticket in tickets))
+    with paused(workers.decode):  # all come to the same first turn
+        answers = [asyncio.create_task(router.answer_local(ticket)) for ticket in tickets]
+        await until(lambda: workers.decode.core.live == len(tickets))
+    await asyncio.gather(*answers)
     by_decode = [frame for frame in router.frames if frame.worker == router.decode]
     assert [frame.seq for frame in by_decode] == list(range(len(by_decode)))
-    assert max(len(frame.items) for frame in by_decode) >= 4
+    assert max(len(frame.items) for frame in by_decode) >= len(tickets)
     assert len(by_decode) < sum(len(frame.items) for frame in by_decode) / 2

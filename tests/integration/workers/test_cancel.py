@@ -6,25 +6,19 @@ Of preempted answers: test_preempted.py; of requests in a router's queue: tests/
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Sequence
 
 import pytest
 
 from pdbus.context import RequestContext
-from pdbus.engine.chunks import Chunk
-from pdbus.engine.job import Job
-from pdbus.engine.sequence import Event
 from pdbus.errors import Cancelled, StaleAttempt
 from pdbus.messages.common import Ticket
 from pdbus.messages.decode import DecodeRun
 from pdbus.messages.prefill import PrefillRun
-from pdbus.messages.router import TokenItem
 from pdbus.messages.workers import Cancel
 from pdbus.model.backend import Model
 from tests.support.asking import ids, refused, until
 from tests.support.llama import Runner
-from tests.support.workers import Rig, paused, prompt_of, receiving, silence
+from tests.support.workers import Rig, held_after, paused, prompt_of, receiving, silence
 
 
 async def cancelled(rig: Rig, ticket: Ticket) -> None:
@@ -64,23 +58,14 @@ async def test_while_it_queues(workers: Rig) -> None:
     assert workers.router.of(ticket) == []
 
 
-async def test_while_a_chunk_is_computed(workers: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_while_a_chunk_is_computed(workers: Rig) -> None:
     """The pass is given up, and nothing of it is counted or told."""
-    core, begun, gate = workers.prefill.core, threading.Event(), threading.Event()
-    compute = core._compute
-
-    def held_up(group: Sequence[Chunk]) -> list[Event]:
-        begun.set()
-        gate.wait(10)
-        return compute(group)
-
-    monkeypatch.setattr(core, "_compute", held_up)
     ticket = workers.router.ticket(prompt_of(400))
-    await workers.router.start(ticket)
-    await until(begun.is_set)
-    await workers.router.cancel(ticket)
-    await until(lambda: all(job.stopping for job in workers.prefill.jobs))
-    gate.set()
+    with held_after(workers.prefill, 0) as there:
+        await workers.router.start(ticket)
+        await until(there.is_set)
+        await workers.router.cancel(ticket)
+        await until(lambda: all(job.stopping for job in workers.prefill.jobs))
     await workers.router.cancelled_by(ticket, {workers.router.prefill, workers.router.decode})
     await workers.until_idle()
     assert workers.router.of(ticket) == []
@@ -95,9 +80,9 @@ async def test_when_only_decode_knows_of_it(workers: Rig) -> None:
 
 async def test_in_the_middle_of_the_hand_over(workers: Rig, model: Model) -> None:
     ticket = workers.router.ticket(prompt_of(400))
-    await workers.router.start(ticket)
-    await until(lambda: receiving(workers))
-    with paused(workers.prefill):
+    with held_after(workers.prefill, 1):
+        await workers.router.start(ticket)
+        await until(lambda: receiving(workers))
         assert workers.decode.load().leases == 1
         await workers.router.cancel(ticket)
         await until(lambda: not workers.decode.jobs)  # at once, without prefill's help
@@ -111,9 +96,9 @@ async def test_in_the_middle_of_the_hand_over(workers: Rig, model: Model) -> Non
 async def test_in_the_hand_over_and_then_prefill_dies(workers: Rig) -> None:
     """LESSONS 1: decode's lease is its own, and waits for no word of a peer that is gone."""
     ticket = workers.router.ticket(prompt_of(400))
-    await workers.router.start(ticket)
-    await until(lambda: receiving(workers))
-    with paused(workers.prefill):
+    with held_after(workers.prefill, 1):
+        await workers.router.start(ticket)
+        await until(lambda: receiving(workers))
         silence(workers.prefill.bus)
         await workers.router.cancel(ticket)
         await workers.router.cancelled_by(ticket, {workers.router.decode})
@@ -122,22 +107,13 @@ async def test_in_the_hand_over_and_then_prefill_dies(workers: Rig) -> None:
     await workers.until_idle()
 
 
-async def test_while_it_is_decoded(workers: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_while_it_is_decoded(workers: Rig) -> None:
     ticket = workers.router.ticket(prompt_of(30), 400)
-    decode, gate = workers.decode, threading.Event()
-    send = decode.jobs.send
-
-    def send_and_hold(job: Job, item: TokenItem) -> None:
-        send(job, item)
-        if item.index == 5:
-            decode.core.post(gate.wait)  # the engine goes no further
-
-    monkeypatch.setattr(decode.jobs, "send", send_and_hold)
-    await workers.router.start(ticket)
-    await workers.router.until(lambda: len(workers.router.of(ticket)) > 5)
-    await workers.router.cancel(ticket)
-    await until(lambda: all(job.stopping for job in decode.jobs))
-    gate.set()
+    with held_after(workers.decode, 8):
+        await workers.router.start(ticket)
+        await workers.router.until(lambda: len(workers.router.of(ticket)) > 5)
+        await workers.router.cancel(ticket)
+        await until(lambda: all(job.stopping for job in workers.decode.jobs))
     await cancelled(workers, ticket)
     await workers.until_idle()
     assert len(workers.router.of(ticket)) < 400

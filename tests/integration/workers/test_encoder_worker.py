@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -38,7 +40,7 @@ class Asked:
     def __init__(self, bus, worker: EncoderWorker, versions: EncoderVersions, id_: str, source: LocalSource) -> None:
         self.bus, self.worker, self.versions, self.id, self.source = bus, worker, versions, id_, source
 
-    async def embed(self, *texts: tuple[int, ...], version: str = "a", seconds: float = 20, model: str = "m"):
+    async def embed(self, *texts: tuple[int, ...], version: str = "a", seconds: float = 60, model: str = "m"):
         message = Embed(model, self.source.root_of[version], texts)
         return await self.bus.call(PREFILL_EMBED(worker=self.id), message, RequestContext.after(seconds))
 
@@ -58,6 +60,17 @@ async def asked(new_bus: NewBus, source: LocalSource, unique: Callable[[str], st
         async with EncoderWorker(bus, id_, "m", versions, 1) as worker:
             yield Asked(other, worker, versions, id_, source)
         assert worker.load().running == worker.load().waiting == 0
+
+
+@contextmanager
+def held(asked: Asked) -> Iterator[None]:
+    """The worker's thread does nothing for anybody until the scope is left."""
+    gate = threading.Event()
+    asked.worker._thread.submit(gate.wait)
+    try:
+        yield
+    finally:
+        gate.set()
 
 
 async def test_other_versions_than_before_are_told_at_once(source: LocalSource):
@@ -118,21 +131,23 @@ async def test_another_model_s_request_is_refused(asked: Asked):
 
 async def test_requests_wait_for_each_other_and_one_that_is_given_up_ends_soon(asked: Asked):
     big = [(5 + at % 100,) * MOST_TOKENS for at in range(MOST_TEXTS)]
-    many = [asyncio.create_task(asked.embed(*big)) for _ in range(6)]
-    await until(lambda: asked.worker.load().waiting > 0)
-    with pytest.raises(DeadlineExceeded):
-        await asked.embed(*big, seconds=0.005)
+    with held(asked):
+        many = [asyncio.create_task(asked.embed(*big)) for _ in range(6)]
+        await until(lambda: asked.worker.load().waiting > 0)
+        with pytest.raises(DeadlineExceeded):
+            await asked.embed(*big, seconds=0.005)
     assert len({reply.vectors for reply in await asyncio.gather(*many)}) == 1
     await until(lambda: asked.worker.load().running == 0)
 
 
 async def test_draining_finishes_what_it_has_and_takes_nothing_new(asked: Asked):
     big = [(5 + at % 100,) * MOST_TOKENS for at in range(MOST_TEXTS)]
-    running = asyncio.create_task(asked.embed(*big))
-    await until(lambda: asked.worker.load().running > 0)
-    await asked.worker.stop_intake()
-    with pytest.raises(Unavailable):
-        await asked.embed((5, 6))
+    with held(asked):
+        running = asyncio.create_task(asked.embed(*big))
+        await until(lambda: asked.worker.load().running > 0)
+        await asked.worker.stop_intake()
+        with pytest.raises(Unavailable):
+            await asked.embed((5, 6))
     await asked.worker.drain(Deadline.after(30))
     assert len((await running).vectors) == MOST_TEXTS
 

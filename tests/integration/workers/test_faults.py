@@ -16,15 +16,15 @@ from pdbus.model.backend import Model
 from pdbus.model.backends import EngineName
 from tests.support.asking import ids, refused, until
 from tests.support.llama import Runner
-from tests.support.workers import LocalSource, NewBus, Rig, paused, prompt_of, receiving, rig, silence
+from tests.support.workers import LocalSource, NewBus, Rig, held_after, paused, prompt_of, receiving, rig, silence
 
 
 async def test_the_deadline_ends_an_answer_in_its_middle(workers: Rig) -> None:
     router = workers.router
     ticket = router.ticket(prompt_of(20), 490, deadline_ns=time.time_ns() + 300_000_000)
-    answer = asyncio.create_task(refused(router.answer(ticket)))
-    await until(lambda: ids(router.of(ticket)) or answer.done())
-    workers.decode.core.post(lambda: time.sleep(0.3))
+    with held_after(workers.decode, 4):
+        answer = asyncio.create_task(refused(router.answer(ticket)))
+        await until(lambda: time.time_ns() > ticket.deadline_ns)
     assert isinstance(await answer, DeadlineExceeded)
     await workers.until_idle()
 
@@ -32,9 +32,9 @@ async def test_the_deadline_ends_an_answer_in_its_middle(workers: Rig) -> None:
 async def test_a_prefill_worker_that_dies_frees_its_lease(workers: Rig) -> None:
     """LESSONS 1 and 7: known within the time that presence takes, told as retryable."""
     ticket = workers.router.ticket(prompt_of(400))
-    await workers.router.start(ticket)
-    await until(lambda: receiving(workers))
-    with paused(workers.prefill):
+    with held_after(workers.prefill, 1):
+        await workers.router.start(ticket)
+        await until(lambda: receiving(workers))
         silence(workers.prefill.bus)
         assert workers.decode.load().leases == 1
         assert isinstance(await refused(workers.router.rest(ticket)), Unavailable)
@@ -47,9 +47,8 @@ async def test_a_router_that_is_gone_frees_its_work(workers: Rig) -> None:
     router = workers.router
     orphan, other = router.ticket(prompt_of(20), 480, router="never-there"), router.ticket(prompt_of(20), 300)
     await router.start(orphan)
-    await router.run_decode(router.ticket(prompt_of(20), router="never-there"))
+    await router.run_decode(router.ticket(prompt_of(20), router="never-there"))  # it would wait for its prompt
     await router.answer(other)
-    await until(lambda: workers.decode.jobs)
     await workers.until_idle()
 
 
@@ -109,9 +108,12 @@ async def test_leaving_tells_routers_to_go_elsewhere(
 ) -> None:
     async with rig(new_bus, source, name=unique("tiny")) as workers:
         ticket = workers.router.ticket(prompt_of(400))
-        await workers.router.start(ticket)
-        await until(lambda: receiving(workers))
-        await workers.kill_prefill()
+        with held_after(workers.prefill, 1):
+            await workers.router.start(ticket)
+            await until(lambda: receiving(workers))
+            leaving = asyncio.create_task(workers.kill_prefill())
+            await until(lambda: all(job.stopping for job in workers.prefill.jobs))
+        await leaving
         assert isinstance(await refused(workers.router.rest(ticket)), Unavailable)
         await until(lambda: not workers.decode.jobs)
         assert isinstance(await refused(workers.router.run_prefill(ticket)), Unavailable)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 
@@ -18,7 +16,7 @@ from pdbus.model.backends import EngineName
 from tests.support.asking import ids, refused, until
 from tests.support.llama import Runner
 from tests.support.ring import fleet_of
-from tests.support.workers import LocalSource, NewBus, Rig, paused, prompt_of, rig
+from tests.support.workers import LocalSource, NewBus, Rig, held_after, paused, prompt_of, rig
 
 
 async def cancelled(rig: Rig, ticket: Ticket) -> None:
@@ -36,25 +34,6 @@ class SlowRing:
         self.asked.set()
         await asyncio.sleep(60)
         return 0
-
-
-@contextmanager
-def held_in_mid_pass(workers: Rig, ticket: Ticket) -> Iterator[threading.Event]:
-    """The engine stays within a chunk of the prompt until the scope is left. Yields what is set once it is there."""
-    there, gate, core = threading.Event(), threading.Event(), workers.decode.core
-    compute = core._compute
-
-    def hold(group: object) -> object:
-        there.set()
-        gate.wait(20)
-        return compute(group)  # type: ignore[arg-type]
-
-    core._compute = hold  # type: ignore[method-assign, assignment]
-    try:
-        yield there
-    finally:
-        gate.set()
-        core._compute = compute  # type: ignore[method-assign]
 
 
 async def test_cancelled_before_it_came_or_in_the_moment_in_which_it_is_taken(workers: Rig) -> None:
@@ -111,9 +90,9 @@ async def test_its_deadline_passes_while_its_prefix_is_looked_up(workers: Rig) -
 async def test_cancelled_in_mid_prompt(workers: Rig, model: Model) -> None:
     router = workers.router
     ticket = router.ticket(prompt_of(400))
-    with held_in_mid_pass(workers, ticket) as there:
+    with held_after(workers.decode, 0) as there:
         await router.run_local(ticket)
-        await asyncio.to_thread(there.wait, 10)
+        await until(there.is_set)
         await router.cancel(ticket)
         await until(lambda: all(one.cancelled for one in workers.decode.core._scheduler.all))
     await router.cancelled_by(ticket, {router.decode})
@@ -126,9 +105,12 @@ async def test_cancelled_in_mid_prompt(workers: Rig, model: Model) -> None:
 async def test_cancelled_while_it_is_answered(workers: Rig) -> None:
     router = workers.router
     ticket = router.ticket(prompt_of(30), 480)
-    await router.run_local(ticket)
-    await router.until(lambda: len(router.of(ticket)) > 5)
-    await cancelled(workers, ticket)
+    with held_after(workers.decode, 8):
+        await router.run_local(ticket)
+        await router.until(lambda: len(router.of(ticket)) > 5)
+        await router.cancel(ticket)
+        await until(lambda: all(one.cancelled for one in workers.decode.core._scheduler.all))
+    await router.cancelled_by(ticket, {router.decode})
     await workers.until_idle()
     assert len(router.of(ticket)) < 480
     assert isinstance(await refused(router.run_local(ticket)), Cancelled)
@@ -136,17 +118,12 @@ async def test_cancelled_while_it_is_answered(workers: Rig) -> None:
 
 async def test_the_deadline_ends_it_in_the_prompt_and_in_the_answer(workers: Rig) -> None:
     router = workers.router
-    soon = lambda: time.time_ns() + 250_000_000  # noqa: E731
-    reading = router.ticket(prompt_of(400), deadline_ns=soon())
-    with held_in_mid_pass(workers, reading):
-        answer = asyncio.create_task(refused(router.answer_local(reading)))
-        await asyncio.to_thread(time.sleep, 0.3)
-    assert isinstance(await answer, DeadlineExceeded)
-    writing = router.ticket(prompt_of(20, seed=4), 490, deadline_ns=soon())
-    answer = asyncio.create_task(refused(router.answer_local(writing)))
-    await until(lambda: ids(router.of(writing)) or answer.done())
-    workers.decode.core.post(lambda: time.sleep(0.3))
-    assert isinstance(await answer, DeadlineExceeded)
+    for prompt, passes in ((prompt_of(400), 1), (prompt_of(20, seed=4), 4)):
+        ticket = router.ticket(prompt, 490, deadline_ns=time.time_ns() + 250_000_000)
+        with held_after(workers.decode, passes):
+            answer = asyncio.create_task(refused(router.answer_local(ticket)))
+            await until(lambda: time.time_ns() > ticket.deadline_ns)  # noqa: B023
+        assert isinstance(await answer, DeadlineExceeded)
     await workers.until_idle()
 
 
@@ -163,17 +140,21 @@ async def test_a_newer_attempt_ends_it(workers: Rig, model: Model) -> None:
 
 async def test_a_router_that_is_gone_frees_it(workers: Rig) -> None:
     orphan = workers.router.ticket(prompt_of(20), 480, router="never-there")
-    await workers.router.run_local(orphan)
-    await until(lambda: workers.decode.jobs)
+    with held_after(workers.decode, 4):  # so that it does not end by itself
+        await workers.router.run_local(orphan)
+        await until(lambda: all(job.stopping for job in workers.decode.jobs))
     await workers.until_idle()
 
 
 async def test_a_worker_that_stops_says_so(twin: NewBus, source: LocalSource, unique: Callable[[str], str]) -> None:
     async with rig(twin, source, name=unique("tiny")) as workers:
         router, ticket = workers.router, workers.router.ticket(prompt_of(40), 400)
-        await router.run_local(ticket)
-        await router.until(lambda: len(router.of(ticket)) > 2)
-        await workers.decode._end_jobs()
+        with held_after(workers.decode, 5):
+            await router.run_local(ticket)
+            await router.until(lambda: len(router.of(ticket)) > 2)
+            ending = asyncio.create_task(workers.decode._end_jobs())
+            await until(lambda: all(job.stopping for job in workers.decode.jobs))
+        await ending
         assert isinstance(await refused(router.rest(ticket)), Unavailable)
         await workers.until_idle()
 

@@ -30,8 +30,9 @@ from tests.support.workers import LocalSource, NewBus, Rig, paused, prompt_of, r
 
 SAMPLED = Sampling(temperature=1.2, top_p=0.95, repetition_penalty=1.1, frequency_penalty=0.2, logprobs=1)
 LENGTH = 200
-STEP_S = 0.003
-"""At least: so that no answer has ended before its move has begun, however quick the machine is."""
+STEP_S, AHEAD_S, AHEAD = 0.003, 0.03, 30
+"""A step takes so long at least, and the longer time where the router has not heard of the last so many tokens: so that
+no answer has ended before its move has, however quick the engine is or slow all else."""
 
 
 @pytest.fixture
@@ -42,12 +43,18 @@ async def two(
     engine: EngineName,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Rig]:
+    produced, heard = 0, list[TokenItem]()
+
     def slowly(*arguments: Any) -> list[Produced | Ended]:
-        time.sleep(STEP_S)
-        return compute(*arguments)
+        nonlocal produced
+        time.sleep(STEP_S if produced - len(heard) <= AHEAD else AHEAD_S)
+        outcomes = compute(*arguments)
+        produced += sum(isinstance(one, Produced) for one in outcomes)
+        return outcomes
 
     monkeypatch.setattr("pdbus.engine.core.compute", slowly)
     async with rig(new_bus, source, name=unique("tiny"), engine=engine, decodes=2) as made:
+        heard = made.router.items
         yield made
         await made.until_idle()
 

@@ -47,8 +47,10 @@ async def test_a_preempted_answer_that_is_cancelled_is_let_go(
         tickets = [router.ticket(prompt, 400) for prompt in PROMPTS[:2]]
         lease = core.pages.hold()  # so that neither can finish
         await core.call(lambda: lease.allocate(1))
-        for ticket in tickets:
-            await router.start(ticket)
+        with paused(workers.decode):
+            for ticket in tickets:
+                await router.run_local(ticket)
+            await until(lambda: core.live == len(tickets))
         await until(lambda: core.preempted)
         for ticket in tickets:
             await router.cancel(ticket)

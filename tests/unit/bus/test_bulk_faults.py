@@ -18,14 +18,18 @@ from pdbus.errors import Unavailable
 from pdbus.messages.bulk import BlockHead
 from pdbus.subjects import TRANSFER
 from tests.support.faulty import FaultyTransport
+from tests.support.simulated_time import simulated
+
+FAULTS = 40
+"""Of each end, at most."""
 
 
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames of 100 bytes and silences of 5 ms: a transfer of many frames with many repairs takes a moment.
 
-    With so many losses three silences in a row are mere chance, so more of them are needed to give up."""
-    monkeypatch.setattr(bulk_frames, "SILENCES", 20)
+    With so many losses three silences in a row are mere chance: to give up takes more than there are faults."""
+    monkeypatch.setattr(bulk_frames, "SILENCES", 2 * FAULTS + 10)
     monkeypatch.setattr(bulk_frames, "FRAME_BYTES", 100)
     monkeypatch.setattr(bulk_frames, "SILENCE_S", 0.005)
 
@@ -63,7 +67,9 @@ def test_every_item_arrives_once_and_in_order(seed: int, sizes: list[int], chanc
         broker = MemoryBroker()
         ends = [
             # Frames carry a checksum; credit relies on TCP's.
-            FaultyTransport(MemoryTransport(broker), seed + end, lose, double, delay, damage if end == 0 else 0.0, 40)
+            FaultyTransport(
+                MemoryTransport(broker), seed + end, lose, double, delay, damage if end == 0 else 0.0, FAULTS
+            )
             for end in (0, 1)
         ]
         assert await transfer(*ends, bodies) == list(enumerate(bodies))
@@ -71,19 +77,20 @@ def test_every_item_arrives_once_and_in_order(seed: int, sizes: list[int], chanc
     asyncio.run(run())
 
 
-async def test_a_lost_frame_costs_a_resend_of_the_window_at_most() -> None:
+def test_a_lost_frame_costs_a_resend_of_the_window_at_most() -> None:
+    """In simulated seconds, as the next: on a busy machine a moment's delay would be a silence too."""
     broker = MemoryBroker()
     sender = FaultyTransport(MemoryTransport(broker), seed=3, lose=0.05, most_faults=1)
-    bodies = [b"x" * 100] * 200
-    assert len(await transfer(sender, FaultyTransport(MemoryTransport(broker)), bodies)) == 200
+    receiver, bodies = FaultyTransport(MemoryTransport(broker)), [b"x" * 100] * 200
+    assert len(simulated(lambda: transfer(sender, receiver, bodies))) == 200
     assert sender.faults == 1
     assert len(sender.sent) <= 201 + 2 * bulk_frames.WINDOW_FRAMES
 
 
-async def test_without_faults_nothing_is_sent_twice() -> None:
+def test_without_faults_nothing_is_sent_twice() -> None:
     broker = MemoryBroker()
     sender, receiver = (FaultyTransport(MemoryTransport(broker)) for _ in range(2))
-    await transfer(sender, receiver, [b"x" * 100] * 400)
+    simulated(lambda: transfer(sender, receiver, [b"x" * 100] * 400))
     assert len(sender.sent) == 401
     assert len(receiver.sent) <= 401 / (bulk_frames.WINDOW_FRAMES // 2) + 3
 

@@ -132,12 +132,12 @@ async def test_a_cancel_leaves_a_pass_in_its_middle() -> None:
 
     def wait() -> None:
         entered.set()
-        gate.wait(10)
+        gate.wait(60)
 
     async with engine() as (core, heard):
         one = sequence(core.pages, [1] * 8, model=Model(on_pass=wait), handoff=True)
         core.submit(one)
-        await asyncio.to_thread(entered.wait, 10)
+        await asyncio.to_thread(entered.wait, 60)
         discarding = asyncio.create_task(core.discard(one))
         await asyncio.sleep(0)
         gate.set()
@@ -159,7 +159,7 @@ async def test_short_prompts_in_one_pass_are_left_in_its_middle_too_where_all_ar
 
         model = Model(on_pass=cancel_all)
         cut += [sequence(core.pages, [number] * 4, model=model) for number in range(2)]
-        core.post(lambda: gate.wait(10))  # so that one turn has both
+        core.post(lambda: gate.wait(60))  # so that one turn has both
         for one in cut:
             core.submit(one)
         gate.set()
@@ -250,7 +250,7 @@ async def test_the_rest_is_computed_while_cached_layers_come_and_told_once_it_is
     arriving.arrived(1)
     async with engine() as (core, heard):
         one = await arriving_in(core, [1] * 10, 0, arriving, Model(on_pass=reached.set))
-        assert await asyncio.to_thread(reached.wait, 10)
+        assert await asyncio.to_thread(reached.wait, 60)
         await asyncio.sleep(0)
         assert not any(isinstance(event, LayerReady | Produced) for event in heard.events)
         arriving.arrived(2)

@@ -52,7 +52,7 @@ class Builder:
         self._source, self._fails_at = source, fails_at
 
     def add(self, part: Part, arrays: Any) -> None:
-        self.go_on.wait(10)
+        self.go_on.wait(60)
         if len(self.added) == self._fails_at:
             raise Corrupt("the tensor is not one")
         self.ahead.append(len(self._source.asked) - len(self.added))

@@ -82,10 +82,10 @@ async def test_the_first_version_stays_until_it_is_taken_though_the_log_moves_on
     monkeypatch.setattr(versions, "_load", slow)
     async with versions:
         versions.want([a])
-        assert (await asyncio.wait_for(versions.first(), 20)).root == a
+        assert (await asyncio.wait_for(versions.first(), 60)).root == a
         await until(lambda: versions.roots == ())
         versions.want([a])
-        assert (await asyncio.wait_for(versions.first(), 20)).root == a, "after none was there any more"
+        assert (await asyncio.wait_for(versions.first(), 60)).root == a, "after none was there any more"
 
 
 async def test_a_pin_keeps_a_version_until_it_is_released(source: LocalSource) -> None:
@@ -156,12 +156,12 @@ async def test_a_version_that_is_given_up_while_it_is_loaded_holds_up_none_after
     history.apply(1, 1, LogEntry(commit=Commit("1", a, None, "me", "", ())))
     async with Versions(source, torch_backend) as versions:
         versions.follow(history)
-        await asyncio.wait_for(asked.wait(), 10)
+        await asyncio.wait_for(asked.wait(), 60)
         history.apply(2, 2, LogEntry(commit=Commit("2", b, a, "me", "", ())))
         versions.follow(history)
         history.apply(3, 3, LogEntry(forget=Forget((a,), "me")))
         versions.follow(history)
-        assert (await asyncio.wait_for(versions.first(), 20)).root == b
+        assert (await asyncio.wait_for(versions.first(), 60)).root == b
 
 
 @pytest.mark.parametrize("opened_first", [False, True])
@@ -174,7 +174,7 @@ async def test_what_was_opened_for_a_version_that_is_given_up_serves_the_next(
 
     def slow(config: ModelConfig) -> Backend:
         entered.set()
-        gate.wait(20)
+        gate.wait(60)
         made.append(torch_backend(config))
         return made[-1]
 
@@ -182,7 +182,7 @@ async def test_what_was_opened_for_a_version_that_is_given_up_serves_the_next(
     history.apply(1, 1, LogEntry(commit=Commit("1", a, None, "me", "", ())))
     async with Versions(source, slow) as versions:
         versions.follow(history)
-        assert await asyncio.to_thread(entered.wait, 20)
+        assert await asyncio.to_thread(entered.wait, 60)
         history.apply(2, 2, LogEntry(commit=Commit("2", b, a, "me", "", ())))
         history.apply(3, 3, LogEntry(forget=Forget((a,), "me")))
         versions.follow(history)
@@ -192,7 +192,7 @@ async def test_what_was_opened_for_a_version_that_is_given_up_serves_the_next(
             await asyncio.wait([versions._opening])
         await until(lambda: versions._under_way is not None and versions._under_way[0] == b)
         gate.set()
-        assert (await asyncio.wait_for(versions.first(), 20)).root == b
+        assert (await asyncio.wait_for(versions.first(), 60)).root == b
         assert made == [versions.backend]
 
 

@@ -26,7 +26,7 @@ def settled(file: SwapFile) -> None:
 def back(file: SwapFile, swapped: Swapped) -> bytes:
     came = threading.Event()
     if not file.fetch(swapped, came.set):
-        assert came.wait(10)
+        assert came.wait(60)
         assert file.fetch(swapped, came.set)
     assert swapped.body is not None
     return bytes(swapped.body)

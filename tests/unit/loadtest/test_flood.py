@@ -40,10 +40,13 @@ async def server(status: int = 200, cut: bool = False) -> AsyncIterator[str]:
 
 
 async def test_streams_ask_again_and_again_and_end_by_themselves() -> None:
+    until_s, seen = 0.2, None
     async with server() as url:
-        seen = await flood([url], [{"prompt": "a"}, {"prompt": "b"}], 0.2, keep_events=True)
+        while seen is None or len(seen.latencies_s) <= 4:  # a busy machine may take long for each
+            seen = await flood([url], [{"prompt": "a"}, {"prompt": "b"}], until_s, keep_events=True)
+            until_s *= 2
     assert not seen.errors
-    assert len(seen.latencies_s) == len(seen.firsts_s) == len(seen.events) > 4
+    assert len(seen.latencies_s) == len(seen.firsts_s) == len(seen.events)
     assert all(len(pieces) == 3 for pieces in seen.events)
     assert all(first <= whole for first, whole in zip(seen.firsts_s, seen.latencies_s, strict=True))
 

@@ -102,10 +102,19 @@ def _awakenings(thread: int) -> int:
     return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
 
 
+def _asleep(thread: int) -> None:
+    """Waits until it is: on a busy machine a new one may take a while to come that far."""
+    give_up_s = time.monotonic() + 60
+    while Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+        assert time.monotonic() < give_up_s
+        time.sleep(0.001)
+
+
 def _helped(runner: Runner, helper: int, steps: int, says: Callable[[], None] = lambda: None) -> bool:
     """Whether the helper woke for one of the steps; `says` is called before each."""
     says()
     runner.step()
+    _asleep(helper)
     before = _awakenings(helper)
     for _ in range(steps):
         says()

@@ -43,7 +43,7 @@ class Failing(Watcher):
 async def test_a_turn_that_fails_is_not_the_last() -> None:
     follower = Follower()
     async with Failing(follower) as watcher:
-        await asyncio.wait_for(watcher.over.wait(), 10)
+        await asyncio.wait_for(watcher.over.wait(), 60)
         assert watcher.idles >= 2
         assert len(follower.callbacks) == 1
     assert not follower.callbacks

@@ -91,6 +91,12 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks_module, "REPLY_S", 0.3)
 
 
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For who counts requests: none is made a second time because a busy machine took a moment for the first."""
+    monkeypatch.setattr(blocks_module, "STALL_S", 60.0)
+    monkeypatch.setattr(blocks_module, "REPLY_S", 60.0)
+
+
 def ctx(seconds: float = 30.0) -> RequestContext:
     return RequestContext.after(seconds)
 
@@ -137,11 +143,14 @@ async def test_a_run_of_rows_is_read_without_the_others(house: House) -> None:
             await reader.tensors(ROOT, ctx(), [name], rows=rows)
 
 
-async def test_the_blocks_of_a_layer_are_asked_for_in_few_requests(house: House) -> None:
+async def test_the_blocks_of_a_layer_are_asked_for_in_few_requests(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def in_order(out: Any, digests: Sequence[bytes]) -> None:
         for index, digest in enumerate(digests):
             await out.item(BlockHead(index), BLOCKS[digest])
 
+    _patient(monkeypatch)
     asked = await house.rogue("a", in_order, group=True)
     reader = await house.reader("a")
     await reader.manifest(ROOT, ctx())
@@ -249,8 +258,12 @@ async def test_a_server_that_takes_requests_and_never_answers_is_asked_last(hous
 
 async def test_with_only_bad_servers_the_reader_fails_and_says_why(house: House) -> None:
     await house.rogue("bad", zeros, group=True)
-    with pytest.raises(DeadlineExceeded, match="not the one asked for"):
-        await (await house.reader("bad")).manifest(ROOT, ctx(1.0))
+    for within_s in (1.0, 2.0, 4.0, 8.0, 16.0):  # a busy machine may take long until the first zeros are here
+        with pytest.raises(DeadlineExceeded) as told:
+            await (await house.reader("bad")).manifest(ROOT, ctx(within_s))
+        if "not the one asked for" in told.value.message:
+            return
+    pytest.fail(told.value.message)
 
 
 async def test_blocks_in_another_order_are_put_in_their_places(house: House) -> None:
@@ -314,7 +327,10 @@ async def test_a_cancelled_read_leaves_no_stream_open(house: House) -> None:
     assert bus.bulk.open_streams == 0
 
 
-async def test_a_server_whose_stream_broke_is_not_asked_first_again(house: House) -> None:
+async def test_a_server_whose_stream_broke_is_not_asked_first_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _patient(monkeypatch)
     asked = await house.rogue("bad", corrupted, group=True)
     await house.server("good")
     await (await house.reader("bad", "good")).tensors(ROOT, ctx(), ["model.embed_tokens.weight"])

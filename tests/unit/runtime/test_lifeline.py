@@ -33,7 +33,7 @@ def test_the_loss_is_told_and_a_deaf_process_is_ended() -> None:
         assert process.stdout.readline() == "up\n"
         os.close(write)
         assert process.stdout.readline() == "lost\n"
-        assert process.wait(10) == 1
+        assert process.wait(60) == 1
 
 
 def test_an_unbroken_lifeline_is_left_without_a_trace() -> None:
@@ -43,7 +43,7 @@ def test_an_unbroken_lifeline_is_left_without_a_trace() -> None:
     with lifeline(read, lambda: pytest.fail("nothing was lost")):
         assert threading.active_count() == before + 1
     assert threading.active_count() == before
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
     os.close(read)
     os.close(write)
 

@@ -110,7 +110,7 @@ async def test_it_is_stopped_by_sigterm_and_not_started_again(tmp_path: Path) ->
     async with _kept(tmp_path, WAIT) as (child, watch):
         await watch.until(lambda: bool(watch.pids))
         await _up(child)
-        assert await child.stop(10.0, asyncio.Event()) is True
+        assert await child.stop(60.0, asyncio.Event()) is True
         assert child.process is not None
         assert child.process.returncode == 0
     assert len(watch.pids) == 1

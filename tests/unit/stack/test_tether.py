@@ -72,14 +72,14 @@ def watched():
 def test_elsewhere_the_tether_ends_it_when_the_lifeline_breaks(watched) -> None:
     tether, write, pid = watched
     os.close(write)
-    tether.wait(10)
+    tether.wait(60)
     assert _gone(pid)
 
 
 def test_elsewhere_signals_reach_the_program(watched) -> None:
     tether, write, pid = watched
     tether.terminate()
-    assert tether.wait(10) == -signal.SIGTERM % 256 or tether.returncode == -signal.SIGTERM
+    assert tether.wait(60) == -signal.SIGTERM % 256 or tether.returncode == -signal.SIGTERM
     assert _gone(pid)
     os.close(write)
 
