@@ -98,7 +98,7 @@ async def test_a_coordinator_dies_at_every_step(nats_url: str, tmp_path: Path, u
         await asyncio.gather(*doomed, coordinate("lost", 99.0, len(steps), answers_lost=True))
 
         for server in rig.running.values():
-            await until(lambda server=server: not list(server._staging.transactions), within_s=60.0)
+            await until(lambda server=server: not list(server._staging.transactions))
         history = await watching.history()
         assert {line for line in lines if history.heads[line] != old} == set()
         assert {end.code for end in history.ended if end.root is None} == {"deadline_exceeded"}
