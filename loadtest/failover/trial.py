@@ -81,9 +81,12 @@ async def trial(
         asyncio.create_task(ask(http, stack.url, body, 0.0, start, ANSWER_S, one))
         for body, one in zip(bodies, seen, strict=True)
     ]
-    while any(len(one.chunks_s) < after_tokens and not task.done() for one, task in zip(seen, asked, strict=True)):  # noqa: ASYNC110
+    while not all(task.done() for task in asked) and (  # noqa: ASYNC110
+        any(len(one.chunks_s) < after_tokens and not task.done() for one, task in zip(seen, asked, strict=True))
+        or not any(card.load.running for card in fleet.live("decode"))  # who writes them its next card tells
+    ):
         await asyncio.sleep(_LOOK_S)
-    victim = max(fleet.live("decode"), key=lambda card: card.load.running)
+    victim = busiest(fleet)
     pid, sent_s, hit_ns = stack.pids()[victim.id], time.perf_counter() - start, time.time_ns()
     how.hit(victim.id, pid)
     try:
@@ -97,6 +100,12 @@ async def trial(
     failed = sum(not one.ok or one.output_tokens != most for one, most in zip(answers, wanted, strict=True))
     hit = victim.load.running
     return Trial(victim.id, hit_ns, end_ns, tuple(waits[:hit]), tuple(waits[hit:]), failed, tuple(answers))
+
+
+def busiest(fleet: Fleet) -> Card:
+    """The decode worker with the most answers, as its last card told."""
+    workers = [card for card in fleet.cards() if card.service == "decode"]
+    return max(workers, key=lambda card: (fleet.state(card.id) == "live", card.load.running))
 
 
 async def idle(fleet: Fleet, dead: Card | None = None) -> None:

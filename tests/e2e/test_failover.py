@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,7 +17,7 @@ import aiohttp
 import pytest
 
 from loadtest.client import Observation, ask, session
-from loadtest.failover.trial import KILL, STOP, Way, idle, trial
+from loadtest.failover.trial import KILL, STOP, Way, busiest, idle, trial
 from loadtest.tiny import tiny_checkpoint
 from pdbus.bus.bus import connect
 from pdbus.bus.presence import Fleet
@@ -27,7 +28,8 @@ from tests.support.stack import Stack, running_stack
 STREAMS, TOKENS, AFTER = 4, 700, 60
 LONG = 1800
 """Tokens: as many as fit the model's context beside the prompt."""
-pytestmark = pytest.mark.timeout(240)
+PATIENCE_S = 120.0
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ async def client(stack: Stack) -> AsyncIterator[tuple[aiohttp.ClientSession, Fle
             lambda fleet: all(
                 sum(card.state == "ready" for card in fleet.live(service)) == count for service, count in wanted.items()
             ),
-            Deadline.after(60),
+            Deadline.after(PATIENCE_S),
         )
         yield http, fleet
 
@@ -64,7 +66,7 @@ def bodies(stack: Stack, label: str, count: int = STREAMS, tokens: int = TOKENS)
 
 
 async def undisturbed(http: aiohttp.ClientSession, stack: Stack, asked: list[dict[str, Any]]) -> list[list[int]]:
-    answers = await asyncio.gather(*(ask(http, stack.url, body, 0.0, 0.0, 120.0) for body in asked))
+    answers = await asyncio.gather(*(ask(http, stack.url, body, 0.0, 0.0, PATIENCE_S) for body in asked))
     assert [answer.error for answer in answers] == [None] * len(asked)
     return [answer.ids for answer in answers]
 
@@ -80,8 +82,11 @@ async def test_streams_of_a_decode_worker_that_dies_or_hangs_go_on_elsewhere(sta
     async with client(stack) as (http, fleet):
         asked = bodies(stack, f"decode {how.dies}")
         expected = await undisturbed(http, stack, asked)
-        seen = await trial(http, stack, fleet, asked, how, AFTER)
-        whole(seen.answers, expected)
+        for _ in range(5):  # on a machine so quick that they end before a card tells who writes them
+            seen = await trial(http, stack, fleet, asked, how, AFTER)
+            whole(seen.answers, expected)
+            if seen.next_token_s:
+                break
         assert seen.next_token_s, "it was writing some of them"
 
 
@@ -96,7 +101,7 @@ async def test_streams_of_a_decode_worker_whose_network_is_lost_go_on_elsewhere(
     ):
         await fleet.wait_for(
             lambda fleet: any(card.id == "decode-far" and card.state == "ready" for card in fleet.live("decode")),
-            Deadline.after(60),
+            Deadline.after(PATIENCE_S),
         )
         asked = bodies(stack, "network", 6, LONG)
         expected = await undisturbed(http, stack, asked)
@@ -107,9 +112,9 @@ async def test_streams_of_a_decode_worker_whose_network_is_lost_go_on_elsewhere(
         assert running, "it wrote some of them"
         network.pull()
         whole(await asyncio.gather(*running), expected)
-        await fleet.wait_for(lambda fleet: fleet.state("decode-far") == "dead", Deadline.after(60))
+        await fleet.wait_for(lambda fleet: fleet.state("decode-far") == "dead", Deadline.after(PATIENCE_S))
         network.plug_in()
-        await fleet.wait_for(lambda fleet: fleet.state("decode-far") == "live", Deadline.after(60))
+        await fleet.wait_for(lambda fleet: fleet.state("decode-far") == "live", Deadline.after(PATIENCE_S))
         await idle(fleet)
 
 
@@ -120,7 +125,7 @@ async def _written_by(
     where one came near its end before that."""
     seen = [Observation(0.0) for _ in asked]
     running = [
-        asyncio.create_task(ask(http, stack.url, body, 0.0, 0.0, 120.0, one))
+        asyncio.create_task(ask(http, stack.url, body, 0.0, 0.0, PATIENCE_S, one))
         for body, one in zip(asked, seen, strict=True)
     ]
     while all(len(one.ids) < LONG - AFTER and not task.done() for one, task in zip(seen, running, strict=True)):
@@ -143,7 +148,7 @@ async def _decode_worker(stack: Stack, nats_url: str, id_: str) -> AsyncIterator
     try:
         yield
         process.terminate()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             assert await process.wait() == 0
     finally:
         if process.returncode is None:
@@ -163,7 +168,7 @@ async def test_prompts_of_a_prefill_worker_that_dies_or_hangs_are_read_elsewhere
         before = fleet.card("prefill-1")
         os.kill(victim, how)
         try:
-            answers = await asyncio.gather(*(ask(http, stack.url, body, 0.0, 0.0, 60.0) for body in asked))
+            answers = await asyncio.gather(*(ask(http, stack.url, body, 0.0, 0.0, PATIENCE_S) for body in asked))
         finally:
             if how == signal.SIGSTOP:
                 os.kill(victim, signal.SIGCONT)
@@ -177,7 +182,7 @@ async def test_prompts_of_a_prefill_worker_that_dies_or_hangs_are_read_elsewhere
                 and (how == signal.SIGSTOP or card.incarnation != (before and before.incarnation))
                 for card in fleet.live("prefill")
             ),
-            Deadline.after(60),
+            Deadline.after(PATIENCE_S),
         )
 
 
@@ -185,21 +190,20 @@ async def test_a_worker_is_drained_by_command_while_its_streams_go_on(stack: Sta
     async with client(stack) as (http, fleet):
         asked = bodies(stack, "drain", tokens=1600)  # the command takes a second to start
         expected = await undisturbed(http, stack, asked)
-        before = {card.id: card.incarnation for card in fleet.live("decode")}
+        before = {card.id: card.incarnation for card in fleet.cards()}
         seen = [Observation(0.0) for _ in asked]
         running = [
-            asyncio.create_task(ask(http, stack.url, body, 0.0, 0.0, 120.0, one))
+            asyncio.create_task(ask(http, stack.url, body, 0.0, 0.0, PATIENCE_S, one))
             for body, one in zip(asked, seen, strict=True)
         ]
-        while any(len(one.chunks_s) < AFTER for one in seen):  # noqa: ASYNC110
+        while any(len(one.ids) < AFTER and not task.done() for one, task in zip(seen, running, strict=True)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        victim = max(fleet.live("decode"), key=lambda card: card.load.running)
-        command = [sys.executable, "-m", "pdbus.stack", "drain", victim.id, "--data", str(stack.data)]
-        told = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
+        victim = busiest(fleet)
+        told = await _drained(stack, victim.id)
         assert told.returncode == 0, told.stderr
         assert f"{victim.id} has ended" in told.stdout
         whole(await asyncio.gather(*running), expected)
-        await fleet.wait_for(lambda fleet: _again(fleet, victim.id, before), Deadline.after(60))
+        await fleet.wait_for(lambda fleet: _again(fleet, victim.id, before), Deadline.after(PATIENCE_S))
         await idle(fleet)
 
 
@@ -213,7 +217,7 @@ async def test_a_rolling_restart_under_load_breaks_no_stream(stack: Stack) -> No
         async def load(body: dict[str, Any], text: list[int]) -> int:
             rounds = 0
             while not over or not rounds:
-                whole([await ask(http, stack.url, body, 0.0, 0.0, 120.0)], [text])
+                whole([await ask(http, stack.url, body, 0.0, 0.0, PATIENCE_S)], [text])
                 rounds += 1
             return rounds
 
@@ -221,15 +225,20 @@ async def test_a_rolling_restart_under_load_breaks_no_stream(stack: Stack) -> No
         for id_ in ("decode-1", "prefill-1", "decode-2", "prefill-2"):
             before = {card.id: card.incarnation for card in fleet.cards()}
             os.kill(stack.pids()[id_], signal.SIGTERM)
-            await fleet.wait_for(lambda fleet, id_=id_, before=before: _again(fleet, id_, before), Deadline.after(60))
+            await fleet.wait_for(partial(_again, id_=id_, before=before), Deadline.after(PATIENCE_S))
         over = True
         assert min(await loads) >= 1
         await idle(fleet)
 
 
+async def _drained(stack: Stack, id_: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pdbus.stack", "drain", id_, "--data", str(stack.data)]
+    run = partial(subprocess.run, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return await asyncio.to_thread(run, command)
+
+
 async def test_draining_nobody_is_an_error(stack: Stack) -> None:
-    command = [sys.executable, "-m", "pdbus.stack", "drain", "decode-9", "--data", str(stack.data)]
-    told = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
+    told = await _drained(stack, "decode-9")
     assert told.returncode == 1
     assert "decode-9" in told.stderr
 

@@ -65,5 +65,5 @@ async def test_no_service_minds_garbage(stack: Stack, client: openai.OpenAI) -> 
     )
     assert answer.usage is not None
     assert answer.usage.completion_tokens > 0
-    await until_idle(stack.nats_url, within_s=60)
+    await until_idle(stack.nats_url, within_s=100)
     assert stack.pids() == before

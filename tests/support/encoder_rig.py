@@ -100,6 +100,11 @@ class EncoderRig:
         """That workers were asked for."""
         return sum(worker.texts for worker in self.workers)
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for what they, or others before them, have asked for."""
+        return sum(flight.waiting for flight in self.router.features._flights._all)
+
     async def until_written(self) -> None:
         await until(lambda: self.router.features.idle)
 

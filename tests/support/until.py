@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 
-async def until(predicate: Callable[[], bool], within_s: float = 30.0) -> None:
+async def until(predicate: Callable[[], bool], within_s: float = 100.0) -> None:
     """Returns once `predicate()` holds; raises TimeoutError."""
     async with asyncio.timeout(within_s):
         while not predicate():  # noqa: ASYNC110

@@ -85,7 +85,8 @@ class CacheService(Service[CacheSettings]):
         return {"transfers": len(self._transfers)}
 
     def kept(self) -> dict[str, int]:
-        return {"entries": len(self.store), "bytes": self.store.used_bytes}
+        on_disk = {"disk_entries": len(self.disk.disk)} if self.disk else {}
+        return {"entries": len(self.store), "bytes": self.store.used_bytes} | on_disk
 
     def card(self, card: Card) -> Card:
         if self.invalidations.caught_up:

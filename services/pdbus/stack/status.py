@@ -25,7 +25,7 @@ from pdbus.weights.history import History
 _ASK_S = 2.0
 _LISTEN_S = 2.5 * INTERVAL_S
 """Long enough to hear every living process twice."""
-_LOG_S = 5.0
+_LOG_S = 10.0
 _SHORT = 12
 _STATE_COLOURS = {"ready": "green", "starting": "yellow", "draining": "magenta", "hung": "red"}
 

@@ -20,9 +20,10 @@ from pdbus.cache.service import CacheService
 from pdbus.cache.settings import CacheSettings
 from pdbus.context import Deadline, RequestContext
 from pdbus.messages.cache import CacheGet, CachePut
+from pdbus.messages.debug import Holdings, HoldingsWanted
 from pdbus.messages.workers import Invalidated
 from pdbus.peers.cache_node import CacheNode
-from pdbus.subjects import INVALIDATED
+from pdbus.subjects import DEBUG, INVALIDATED, To
 from tests.support.living import living
 from tests.support.until import until
 
@@ -57,7 +58,7 @@ def ctx() -> RequestContext:
 async def store(bus: Bus, service: CacheService, root: bytes) -> None:
     """A page of that root, on the disk."""
     client = CacheNode(bus, service.settings.id)
-    await client.put(CachePut("kv", root, root, "t", b"m", 60_000, len(PAGE)), PAGE, ctx())
+    await client.put(CachePut("kv", root, root, "t", b"m", 600_000, len(PAGE)), PAGE, ctx())
     await until(lambda: root in service.store)
     assert await serves(bus, service, root)
     assert service.disk
@@ -145,8 +146,11 @@ async def test_after_kill_9_in_the_middle_of_writing_pages_are_whole_or_absent(
 
     process = await started()
     client = CacheNode(bus, name)
-    for key, value in values.items():  # more than the memory holds: most of it is on the disk, or on its way there
-        await client.put(CachePut("kv", key, root, "t", b"m", 60_000, len(value)), value, ctx())
+    for key, value in values.items():  # more than the memory holds: some are on the disk, and some on their way there
+        await client.put(CachePut("kv", key, root, "t", b"m", 600_000, len(value)), value, ctx())
+    wanted: To[HoldingsWanted, Holdings] = DEBUG(service="cache", id=name)
+    while (await bus.call(wanted, HoldingsWanted(), ctx())).kept["disk_entries"] < 10:
+        pass
     process.kill()
     await process.wait()
     process = await started()

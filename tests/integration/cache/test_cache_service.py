@@ -59,7 +59,7 @@ def ctx() -> RequestContext:
 
 
 async def put(bus: Bus, name: str, root: bytes) -> bool:
-    return await CacheNode(bus, name).put(CachePut("result", root, root, "t", b"m", 60_000, 5), b"value", ctx())
+    return await CacheNode(bus, name).put(CachePut("result", root, root, "t", b"m", 600_000, 5), b"value", ctx())
 
 
 async def holds(bus: Bus, name: str, root: bytes) -> bool:
@@ -112,7 +112,7 @@ async def test_a_ring_of_two_nodes_outlives_one_of_them(
         async with node(nats_url, fleet, unique("cache"), model):
             for _ in range(5):  # a write is best effort: on a busy machine some are given up
                 for key, value in zip(keys, values, strict=True):
-                    ring.put("result", key, root, b"m", value, ctx(), ttl_s=60.0)
+                    ring.put("result", key, root, b"m", value, ctx(), ttl_s=600.0)
                 await ring.drain(Deadline.after(100))
             assert await ring.get("result", keys, root, materials, ctx()) == values
         assert await ring.get("result", keys, root, materials, ctx()) == values
@@ -134,7 +134,7 @@ async def test_a_process_stays_within_its_memory(
         root = sha256(name.encode()).digest()
 
         async def write(number: int, size: int) -> None:
-            put = CachePut("kv", sha256(b"%d" % number).digest(), root, "t", b"m", 60_000, size)
+            put = CachePut("kv", sha256(b"%d" % number).digest(), root, "t", b"m", 600_000, size)
             await client.put(put, noise.randbytes(size), ctx())
 
         for number in range(90):  # twice what it may hold, as pages …

@@ -13,6 +13,7 @@ from pdbus.bus.bus import Bus, connect
 from pdbus.model.checkpoint import open_checkpoint
 from tests.support.encoder_rig import EncoderRig, encoder_rig
 from tests.support.encoders import tiny_encoder
+from tests.support.router_rig import until
 from tests.support.workers import LocalSource
 
 
@@ -30,8 +31,8 @@ async def r(encoders: LocalSource) -> AsyncIterator[EncoderRig]:
     async with encoder_rig(encoders) as made:
         yield made
         await made.until_written()
-        assert made.router.frontend.admission.running == 0
-        assert not any(worker.load().running for worker in made.workers)
+        await until(lambda: not made.router.frontend.admission.running)
+        await until(lambda: not any(worker.load().running for worker in made.workers))
 
 
 @pytest.fixture

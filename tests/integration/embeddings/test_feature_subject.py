@@ -23,6 +23,7 @@ from pdbus.router.settings import RouterSettings
 from pdbus.settings import SettingsError
 from pdbus.subjects import FEATURE_SOURCE, FEATURES, To
 from tests.support.encoder_rig import MODEL, EncoderRig, encoder_rig
+from tests.support.router_rig import until
 from tests.support.workers import LocalSource
 
 SUBJECT = "acme.features.items"
@@ -143,11 +144,11 @@ async def test_a_fill_that_raced_with_the_change_of_an_item_does_not_survive(
 ):
     service.hold = asyncio.Event()
     slow = asyncio.create_task(client.features(["item-1"]))
-    await asyncio.wait_for(_asked(service, 1), 30)
+    await until(lambda: len(service.keys) == 1)
     service.items["item-1"] = b"new"
     r.entries.delete_name(feature_name(MODEL, "item-1"))
     fresh = asyncio.create_task(client.features(["item-1"]))
-    await asyncio.wait_for(_asked(service, 2), 30)  # it does not wait for the older answer
+    await until(lambda: len(service.keys) == 2)  # it does not wait for the older answer
     service.hold.set()
     assert (await slow).values == (b"vector 1",)
     assert (await fresh).values == (b"new",)
@@ -156,10 +157,10 @@ async def test_a_fill_that_raced_with_the_change_of_an_item_does_not_survive(
     assert (again.values, again.hits) == ((b"new",), 1)
 
 
-async def test_the_same_item_is_asked_for_once_at_a_time(client: Client, service: Service):
+async def test_the_same_item_is_asked_for_once_at_a_time(client: Client, service: Service, r: EncoderRig):
     service.hold = asyncio.Event()
     asking = [asyncio.create_task(client.features(["item-1"])) for _ in range(5)]
-    await asyncio.wait_for(_asked(service, 1), 30)
+    await until(lambda: r.waiting == 5)
     service.hold.set()
     assert {(await one).values for one in asking} == {(b"vector 1",)}
     assert service.keys == ["item-1"]
@@ -219,14 +220,9 @@ async def test_a_plain_nats_service_will_do(nats_url: str, real_bus: Bus):
         await connection.publish(message.reply, msgpack.packb({"version": "7", "values": values}))
 
     await connection.subscribe("acme.plain", cb=answer)
-    await connection.flush()
+    await connection.request("acme.plain", msgpack.packb({"keys": []}), timeout=100)  # `flush` may be ahead of it
     source = feature_subject.SubjectSource(real_bus, MODEL, "acme.plain")
     ctx = RequestContext.after(30)
     assert await source.version(ctx) == "7"
     assert [(f.version, f.value) for f in await source.fetch(["a", "nothing"], ctx)] == [("7", b"a"), ("7", None)]
     await connection.close()
-
-
-async def _asked(service: Service, times: int) -> None:
-    while len(service.keys) < times:  # noqa: ASYNC110
-        await asyncio.sleep(0.005)

@@ -57,7 +57,7 @@ async def test_each_precision_is_a_version_that_tells_what_it_was_made_of(
     for precision in ("fp16", "bf16", "fp8", "int8"):
         asked = await weights.convert("stable", precision)
         assert asked.ref == f"stable-{precision}"
-        made[precision] = await weights.converted(root, precision, 20.0)
+        made[precision] = await weights.converted(root, precision, 100.0)
     assert len({root, *made.values()}) == 5
     history = await weights.history()
     assert history.head("stable-int8") == made["int8"]
@@ -92,13 +92,13 @@ async def test_a_line_is_followed_by_whichever_server_lives_and_back_again(
     assert first
     await weights.move_ref("stable", first.hex(), now=True)
     await weights.convert("stable", "int8", follow=True)
-    made = await weights.converted(first, "int8", 20.0)
+    made = await weights.converted(first, "int8", 100.0)
     await servers.stop("b")
     async with weights.begin() as update:
         await update.stage_elements(NORM, [0], [5.0])
         second = (await update.commit()).root
     await servers.stop("c")
-    next_made = await weights.converted(second, "int8", 20.0)
+    next_made = await weights.converted(second, "int8", 100.0)
     assert next_made != made
     await weights.move_ref("stable", second.hex(), now=True)
     await weights.rollback(now=True)
@@ -115,7 +115,7 @@ async def test_only_blocks_whose_rows_changed_are_made_anew(
     await weights.convert("stable", "int8", follow=True)
     first = (await weights.history()).head("stable")
     assert first
-    await weights.converted(first, "int8", 20.0)
+    await weights.converted(first, "int8", 100.0)
     made: list[tuple[str, int]] = []
 
     def packed(one: Made, rows: Floats, step: int, index: int) -> list[NewBlock]:
@@ -131,10 +131,11 @@ async def test_only_blocks_whose_rows_changed_are_made_anew(
         await update.stage_elements(Q0, [3], [2.0])
         await update.stage_elements(NORM, [0], [5.0])
         second = (await update.commit()).root
-    root = await weights.converted(second, "int8", 20.0)
+    root = await weights.converted(second, "int8", 100.0)
     manifest = await weights.manifest(root)
     last = {name: len(manifest.tensor(name).blocks) - 1 for name in (EMBED, HEAD)}
-    assert sorted(made) == sorted([(EMBED, last[EMBED]), (HEAD, last[HEAD]), (Q0, 0)])
+    # Each by one server, or by several for whom the others seemed to be gone.
+    assert set(made) == {(EMBED, last[EMBED]), (HEAD, last[HEAD]), (Q0, 0)}
     assert last[HEAD] > 0
     fp32, read = await tensors(servers, second), await tensors(servers, root)
     assert np.array_equal(read[Q0], widened("int8", converted(Q0, fp32[Q0], "int8"), fp32[Q0].shape))
@@ -148,13 +149,13 @@ async def test_two_servers_make_the_same_digests(servers: ParamServers, weights:
     root = (await weights.history()).head("stable")
     assert root
     await weights.convert(root.hex(), "int8")
-    made = await weights.converted(root, "int8", 20.0)
+    made = await weights.converted(root, "int8", 100.0)
     other = ParamServers(servers.url, f"{servers.model}-2", servers.folder / "other", servers.life)
     await other.start("z", servers.checkpoint)
     async with connect(servers.url, name="asking too") as bus:
         again = Weights(bus, other.model)
         await again.convert(root.hex(), "int8")
-        assert await again.converted(root, "int8", 20.0) == made
+        assert await again.converted(root, "int8", 100.0) == made
         await again.close()
 
 
@@ -168,7 +169,7 @@ async def test_what_can_not_be_made_is_refused_with_the_reason(weights: Weights)
     with pytest.raises(InvalidRequest, match="is no ref"):
         await weights.convert(head.hex(), "int8", follow=True)
     await weights.convert("stable", "fp16")
-    await weights.converted(head, "fp16", 20.0)
+    await weights.converted(head, "fp16", 100.0)
     with pytest.raises(InvalidRequest, match="convert that"):
         await weights.convert("stable-fp16", "int8")
     with pytest.raises(InvalidRequest, match="update that"):

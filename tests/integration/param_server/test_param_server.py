@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,6 @@ from pdbus.messages.presence import Card
 from pdbus.model.checkpoint import open_checkpoint
 from pdbus.param_server import reading
 from pdbus.param_server.service import ParamServerService
-from pdbus.param_server.settings import ParamServerSettings
 from pdbus.peers.blocks import BlockFetcher, Wanted
 from pdbus.peers.history import HistoryFollower
 from pdbus.peers.weights import BlockReader, fetch_manifest
@@ -28,6 +27,8 @@ from pdbus.subjects import CHANGELOG, WEIGHT_BLOCKS_OF
 from pdbus.weights.blocks import SHARDS
 from pdbus.weights.placement import duties
 from tests.support.checkpoints import tiny_checkpoint
+from tests.support.late import late
+from tests.support.param_servers import ParamServers
 
 
 @pytest.fixture(scope="module")
@@ -44,28 +45,23 @@ def other_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Stage:
     """One model's param-servers, and an observer."""
 
-    url: str
-    model: str
-    folder: Path
+    servers: ParamServers
     bus: Bus
     follower: HistoryFollower
-    life: AsyncExitStack
-    running: dict[str, AsyncExitStack] = field(default_factory=dict)
+
+    @property
+    def model(self) -> str:
+        return self.servers.model
+
+    @property
+    def folder(self) -> Path:
+        return self.servers.folder
 
     async def start(self, name: str, checkpoint: Path | None = None) -> ParamServerService:
-        settings = ParamServerSettings(
-            id=f"{self.model}-{name}",
-            model=self.model,
-            data=self.folder / name,
-            checkpoint=str(checkpoint) if checkpoint else None,
-        )
-        running = self.running[name] = await self.life.enter_async_context(AsyncExitStack())
-        bus = await running.enter_async_context(connect(self.url, name=name))
-        return await running.enter_async_context(ParamServerService(settings, bus))
+        return await self.servers.start(name, checkpoint)
 
-    async def stop(self, *names: str) -> None:
-        for name in names:
-            await self.running.pop(name).aclose()
+    async def stop(self, name: str) -> None:
+        await self.servers.stop(name)
 
     async def root(self) -> bytes:
         await self.follower.caught_up(Deadline.after(30))
@@ -89,7 +85,7 @@ async def stage(nats_url: str, tmp_path: Path, unique: Callable[[str], str]) -> 
     async with AsyncExitStack() as life, connect(nats_url, name="observer") as bus:
         await bus.logs.ensure()
         async with HistoryFollower(bus, model) as follower, life:
-            yield Stage(nats_url, model, tmp_path, bus, follower, life)
+            yield Stage(ParamServers(nats_url, model, tmp_path, life), bus, follower)
 
 
 def equals_checkpoint(arrays: dict[str, np.ndarray], path: Path) -> bool:
@@ -287,8 +283,7 @@ async def test_a_stopped_server_answers_nobody_and_holds_nothing(stage: Stage, c
     await service.stop_intake()
     await service.drain(Deadline.after(30))
     assert service.load().running == service.load().streams == 0
-    with pytest.raises(DeadlineExceeded, match="could not be fetched"):
-        await stage.read(0.3)
+    await late("could not be fetched", stage.read)
 
 
 async def test_an_entry_that_cant_be_read_stops_neither_the_followers_nor_the_writers(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -148,11 +147,10 @@ async def test_what_one_part_can_not_do_all_are_told_alike(rig: ParamServers, th
 
     stages = (norm(1), rows(EMBED, 1), waits)  # not together: on a busy machine some join after the deadline
     pending = asyncio.gather(*(push(three[i], (i, 3), stage, timeout_s=1.5) for i, stage in enumerate(stages)))
-    async with asyncio.timeout(30):
-        await until(lambda: any(one.code == "deadline_exceeded" for one in three[2]._follower.history.ended))
-        late.set()
-        got = list(await pending)
-    assert not list(rig.running["a"]._staging.transactions)
+    await until(lambda: any(one.code == "deadline_exceeded" for one in three[2]._follower.history.ended))
+    late.set()
+    got = list(await pending)
+    await until(lambda: not list(rig.running["a"]._staging.transactions))
     alike(got, DeadlineExceeded, "")
 
     async def overtaken(update: Update) -> None:
@@ -186,7 +184,7 @@ async def test_a_part_that_was_begun_anew_is_not_taken_for_its_former_life(
     rig: ParamServers, three: list[Weights]
 ) -> None:
     """The former life was killed: it says nothing more. The update that it was in does not go on with the new one."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         leading = asyncio.create_task(push(three[0], (0, 2), norm(1)))
         dying = three[1].begin(tx="step", part=(1, 2))
         await rows(EMBED, 1)(await dying.__aenter__())
@@ -243,17 +241,21 @@ async def test_killed_processes_leave_the_old_version_and_the_others_are_told(
         assert process.stdout
         return (await asyncio.wait_for(process.stdout.readline(), 100)).decode().strip()
 
-    async def without(victim: int) -> None:
+    async def without(victim: int, timeout_s: float = 6.0) -> None:
         child = await start(f"without {victim}", victim, EMBED, "staged")
         assert await said(child) == "ready"
         go(child)
-        terms = {"tx": f"without {victim}", "timeout_s": 6.0}
+        terms = {"tx": f"without {victim}", "timeout_s": timeout_s}
         left = asyncio.create_task(push(three[victim], (1 - victim, 2), norm(1), **terms))
-        assert [await said(child), await said(child)] == ["begun", "staged"]
-        child.send_signal(signal.SIGKILL)
+        steps = [await said(child), await said(child)]
+        if child.returncode is None:
+            child.kill()
         await child.wait()
         error = await asyncio.wait_for(left, 100)
         assert isinstance(error, DeadlineExceeded | Unavailable), error
+        if steps != ["begun", "staged"]:
+            assert timeout_s < 60, steps
+            await without(victim, 5 * timeout_s)  # that was too early for a busy machine
 
     async def together() -> None:
         children = [await start("together", 0, EMBED, ""), await start("together", 1, UP1, "")]
@@ -270,4 +272,4 @@ async def test_killed_processes_leave_the_old_version_and_the_others_are_told(
     old = await tensors(rig, (await three[0].history()).heads["stable"])
     await asyncio.gather(without(0), without(1), together())
     for server in rig.running.values():
-        await until(lambda server=server: not list(server._staging.transactions), within_s=30.0)
+        await until(lambda server=server: not list(server._staging.transactions))

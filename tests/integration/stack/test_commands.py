@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -118,10 +119,13 @@ async def test_status_shows_services_versions_and_refs(bus: Bus, target: Target)
         load = Load(running=2, pages_total=8, pages_used=3)
         return Card("decode", f"decode-{target.model}", bus.incarnation, seq, "ready", target.model, (OLD,), load)
 
+    services: list[dict[str, Any]] = []
     async with Presence(bus, card):
-        found = await status.look(target)
-    as_json = json.loads(json.dumps(status.as_json(found)))
-    (decode,) = [each for each in as_json["services"] if each["id"] == f"decode-{target.model}"]
+        while not services:  # it listens for a second only
+            found = await status.look(target)
+            as_json = json.loads(json.dumps(status.as_json(found)))
+            services = [each for each in as_json["services"] if each["id"] == f"decode-{target.model}"]
+    (decode,) = services
     assert (decode["state"], decode["roots"], decode["load"]["running"]) == ("ready", [OLD.hex()], 2)
     assert as_json["refs"] == {"stable": OLD.hex()}
     assert as_json["roots"] == [OLD.hex(), NEW.hex()]

@@ -18,6 +18,7 @@ from pdbus.bus.bus import connect
 from pdbus.bus.presence import Fleet
 from pdbus.context import Deadline, RequestContext
 from pdbus.errors import Conflict, Unavailable
+from pdbus.messages.presence import Card
 from pdbus.messages.workers import Drain
 from pdbus.subjects import DRAIN
 
@@ -73,23 +74,34 @@ def test_a_signal_ends_it_in_the_stated_order(toy: Callable[..., Toy], number: s
 
 
 async def test_whoever_may_ask_for_it_by_the_bus_ends_it_likewise(toy: Callable[..., Toy], nats_url: str) -> None:
-    running = toy("slow_drain", PDBUS_DRAIN_S="0.5")
+    running = toy("slow_drain", PDBUS_MODEL="asked", PDBUS_DRAIN_S="600")
     await asyncio.to_thread(running.steps, "card ready")
     async with connect(nats_url, name="test") as bus, Fleet(bus) as fleet:
-        await fleet.wait_for(
-            lambda fleet: any(card.service == "toy" for card in fleet.live("toy")), Deadline.after(100)
-        )
-        (card,) = [card for card in fleet.live("toy") if card.state == "ready"]
+        card = await _ready(fleet, "asked")
         to = DRAIN(service="toy", id=card.id)
         with pytest.raises(Conflict):  # who asks again must not hit the next life of that process
             await bus.call(to, Drain("a former life"), RequestContext.after(30))
-        for _ in range(3):  # told again it goes on; a second signal would cut it short
+        for _ in range(3):
             told = await bus.call(to, Drain(card.incarnation), RequestContext.after(30))
             assert told.moved == 0
+        seen = fleet.card(card.id) or card
+        await fleet.wait_for(lambda fleet: (fleet.card(card.id) or card).seq > seen.seq + 1, Deadline.after(100))
+        running.process.terminate()  # told again it went on; a signal that comes second cuts it short
         assert (await asyncio.to_thread(running.rest))[-2:] == ["drain", "close"]
         with pytest.raises(Unavailable):
             await bus.call(to, Drain(card.incarnation), RequestContext.after(30))
     assert running.process.returncode == 0
+
+
+async def _ready(fleet: Fleet, model: str) -> Card:
+    """The card of the toy that has this model to itself, once it is ready."""
+
+    def found(fleet: Fleet) -> list[Card]:
+        return [card for card in fleet.cards() if card.model == model and card.state == "ready"]
+
+    await fleet.wait_for(lambda fleet: bool(found(fleet)), Deadline.after(100))
+    (card,) = found(fleet)
+    return card
 
 
 def test_a_start_is_interrupted_without_close(toy: Callable[..., Toy]) -> None:
@@ -154,17 +166,16 @@ def test_wrong_settings_are_refused_by_name(toy: Callable[..., Toy]) -> None:
 def test_it_waits_for_a_nats_server_that_comes_later(toy: Callable[..., Toy], nats_url: str) -> None:
     """The server is absent at first: a port where nobody listens yet, then a relay to the real one."""
     with socket.socket() as reserved:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
         running = toy(url=f"nats://127.0.0.1:{port}")
         assert running.process.stderr is not None
         assert "connecting to NATS" in running.process.stderr.readline()
         assert running.process.poll() is None
-    with _relay(port, nats_url):
-        assert "card ready" in running.steps("card ready")
-        running.process.terminate()
-        assert running.rest()[-1] == "close"
+        with _relay(reserved, nats_url):
+            assert "card ready" in running.steps("card ready")
+            running.process.terminate()
+            assert running.rest()[-1] == "close"
 
 
 def test_it_can_be_stopped_while_there_is_no_nats_server(toy: Callable[..., Toy]) -> None:
@@ -188,8 +199,7 @@ def test_a_lost_launcher_ends_it_without_a_drain(toy: Callable[..., Toy]) -> Non
 async def test_its_card_tells_what_it_is_and_goes_with_it(toy: Callable[..., Toy], nats_url: str) -> None:
     async with connect(nats_url, name="test") as bus, Fleet(bus) as fleet:
         running = toy(PDBUS_MODEL="some-model")
-        await fleet.wait_for(lambda seen: any(c.state == "ready" for c in seen.live("toy")), Deadline.after(100))
-        (card,) = fleet.live("toy")
+        card = await _ready(fleet, "some-model")
         assert (card.model, card.detail, card.load.running) == ("some-model", "playing", 1)
         assert card.host == socket.gethostname()
         assert card.bulk
@@ -199,10 +209,10 @@ async def test_its_card_tells_what_it_is_and_goes_with_it(toy: Callable[..., Toy
 
 
 class _relay:
-    """Passes connections on a port to another server, by a child process."""
+    """Passes connections to a bound socket on to another server, by a child process."""
 
     CODE = """
-import asyncio, sys
+import asyncio, socket, sys
 async def pump(reader, writer):
     try:
         while data := await reader.read(65536):
@@ -214,17 +224,18 @@ async def serve(reader, writer):
     there = await asyncio.open_connection(sys.argv[2], int(sys.argv[3]))
     await asyncio.gather(pump(reader, there[1]), pump(there[0], writer), return_exceptions=True)
 async def main():
-    async with await asyncio.start_server(serve, "127.0.0.1", int(sys.argv[1])) as server:
+    async with await asyncio.start_server(serve, sock=socket.socket(fileno=int(sys.argv[1]))) as server:
         await server.serve_forever()
 asyncio.run(main())
 """
 
-    def __init__(self, port: int, url: str) -> None:
+    def __init__(self, bound: socket.socket, url: str) -> None:
         host, _, target = url.removeprefix("nats://").partition(":")
-        self._arguments = [str(port), host, target]
+        self._fd, self._there = bound.fileno(), (host, target)
 
     def __enter__(self) -> None:
-        self._process = subprocess.Popen([sys.executable, "-c", self.CODE, *self._arguments])
+        command = [sys.executable, "-c", self.CODE, str(self._fd), *self._there]
+        self._process = subprocess.Popen(command, pass_fds=(self._fd,))
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()

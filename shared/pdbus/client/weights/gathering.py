@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
@@ -31,8 +31,8 @@ _ASK_S = 2.0
 class Gathering:
     """While entered, answers the other parts of the update that they call `shared`."""
 
-    def __init__(self, bus: Bus, model: str, shared: str, mine: PartJoin, terms: PartTerms) -> None:
-        self._bus, self._mine, self._terms = bus, mine, terms
+    def __init__(self, bus: Bus, model: str, shared: str, mine: PartJoin, terms: PartTerms, deadline: Deadline) -> None:
+        self._bus, self._mine, self._terms, self._deadline = bus, mine, terms, deadline
         self._place = {"model": model, "tx": shared}
         self._incarnations: dict[int, str] = {}
         self._blocks: dict[int, dict[str, dict[int, Digest]]] = {}
@@ -46,9 +46,9 @@ class Gathering:
         self._life = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Raises Conflict where another process is part 0 of an update with this id."""
-        with suppress(Unavailable):  # nobody is
-            await self._bus.call(UPDATE_JOIN(**self._place), self._mine, RequestContext.after(_ASK_S))
+        """Raises Conflict where another process is part 0 of an update with this id; DeadlineExceeded where one may be,
+        which does not answer."""
+        await self._alone()
         async with AsyncExitStack() as life:
             await life.enter_async_context(await self._bus.serve(UPDATE_JOIN(**self._place), self._join))
             await life.enter_async_context(await self._bus.serve(UPDATE_STAGED(**self._place), self._staged))
@@ -59,6 +59,17 @@ class Gathering:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._life.aclose()
+
+    async def _alone(self) -> None:
+        while True:
+            try:
+                ctx = RequestContext(self._deadline.within(_ASK_S))
+                await self._bus.call(UPDATE_JOIN(**self._place), self._mine, ctx)
+                return
+            except Unavailable:  # nobody is there
+                return
+            except DeadlineExceeded:
+                self._deadline.check("it was certain that no other process is part 0 of this update")
 
     def fail(self, error: PdbusError) -> None:
         """`tensors` raises this now."""

@@ -124,7 +124,7 @@ class LeadingUpdate(SharedUpdate):
         await super().__aenter__()
         terms = PartTerms(self._terms.tx, self.parent, self._deadline_ns)
         async with AsyncExitStack() as life:
-            self._gathering = Gathering(self._bus, self._model, self._shared, self._mine, terms)
+            self._gathering = Gathering(self._bus, self._model, self._shared, self._mine, terms, self._deadline)
             life.callback(self._follower.on_change(self._look))
             await life.enter_async_context(self._gathering)
             self._life = life.pop_all()
