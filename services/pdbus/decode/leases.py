@@ -46,19 +46,21 @@ class PageLease:
     def take(self, head: KvHead, body: bytes | bytearray | memoryview, page_format: PageFormat) -> tuple[int, ...]:
         """The pages that a frame's body belongs to; counts it as written. Raises Corrupt where anything doesn't fit."""
         self._check_generation(head.attempt, head.root)
-        start = self.arrived.get(head.layer, 0)
-        end = head.start + head.tokens
-        if not 0 <= head.layer < page_format.layers:
-            raise Corrupt(f"KV of layer {head.layer}, where there are {page_format.layers}")
-        if head.start != start or start % page_format.page_tokens:
-            raise Corrupt(f"KV of layer {head.layer} from token {head.start} on, where {start} was expected")
+        start, end = head.start, head.start + head.tokens
+        layers = range(head.layer, head.layer + head.layers)
+        if not layers or not 0 <= layers.start < layers.stop <= page_format.layers:
+            raise Corrupt(f"KV of {head.layers} layers from {head.layer} on, where there are {page_format.layers}")
+        for layer in layers:
+            expected = self.arrived.get(layer, 0)
+            if start != expected or start % page_format.page_tokens:
+                raise Corrupt(f"KV of layer {layer} from token {start} on, where {expected} was expected")
         if not start < end <= self.reserve.tokens or (end % page_format.page_tokens and end != self.reserve.tokens):
             raise Corrupt(f"KV of the tokens {start} to {end}, where {self.reserve.tokens} were announced")
         pages = self.hold.pages[start // page_format.page_tokens : page_format.pages_for(end)]
         size = memoryview(body).nbytes
-        if size != len(pages) * page_format.layer_bytes:
-            raise Corrupt(f"{size} bytes came for {len(pages)} pages of {page_format}")
-        self.arrived[head.layer] = end
+        if size != len(layers) * len(pages) * page_format.layer_bytes:
+            raise Corrupt(f"{size} bytes came for {len(pages)} pages of {len(layers)} layers of {page_format}")
+        self.arrived |= dict.fromkeys(layers, end)
         self.frames += 1
         self.checksum = crc32(body, self.checksum)
         return pages

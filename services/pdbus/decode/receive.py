@@ -50,7 +50,10 @@ def _take(worker: DecodeWorker, lease: PageLease, head: KvHead, body: Buffer) ->
     elif lease.final:
         raise Corrupt("KV came after the final frame")
     else:
-        import_layer(worker.pool, head.layer, lease.take(head, body, worker.pool.format), body)
+        pages = lease.take(head, body, worker.pool.format)
+        view, size = memoryview(body), len(pages) * worker.pool.format.layer_bytes
+        for at in range(head.layers):
+            import_layer(worker.pool, head.layer + at, pages, view[at * size : (at + 1) * size])
 
 
 def _final(body: Buffer) -> KvFinal:

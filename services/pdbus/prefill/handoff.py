@@ -1,7 +1,7 @@
 """Hands a prompt's KV to its decode worker, layer by layer, while later layers and chunks are still computed.
 
-What waits to be sent are notes of a few numbers: the KV itself is read from the pool when its turn comes, from pages
-that stay with the sequence until the hand-over has ended.
+What waits to be sent are notes of a few numbers: the KV itself is sent from where it lies in the pool, in pages that stay
+with the sequence until the hand-over has ended.
 """
 
 from __future__ import annotations
@@ -9,23 +9,20 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pdbus.backoff import backoff_s
-from pdbus.bus.bulk_frames import FRAME_BYTES
 from pdbus.bus.bulk_send import Outgoing
 from pdbus.bus.codec import encode
 from pdbus.checksum import crc32
 from pdbus.context import RequestContext
 from pdbus.engine.sequence import LayerReady, Sequence
 from pdbus.errors import DeadlineExceeded, NotFound, Overloaded, Unavailable
-from pdbus.kv.codec import export_layer
 from pdbus.kv.prefix import tokens_digest
 from pdbus.messages.bulk import KV_FINAL, KvHead
 from pdbus.messages.decode import KvFinal, Reserve
 from pdbus.messages.router import TokenItem
+from pdbus.prefill.pieces import Piece, Pieces
 from pdbus.subjects import DECODE_RESERVE, KV
 from pdbus.telemetry import Phase, record_span
 
@@ -38,21 +35,12 @@ _SHORT = 8
 """So many times as many cached tokens as others: these are computed sooner than those are sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """KV of some tokens in one layer, final in the sequence's pages."""
-
-    layer: int
-    start: int
-    tokens: int
-
-
 class Handoff:
     """One sequence's. `run` ends when the decode worker has everything; the other methods say what there is to send."""
 
     def __init__(self, worker: PrefillWorker, sequence: Sequence, decode_worker: str) -> None:
         self._worker, self._sequence, self._decode_worker = worker, sequence, decode_worker
-        self._pieces: deque[_Piece] = deque()
+        self._pieces = Pieces(worker.pool.format)
         self._first: TokenItem | None = None
         self._news = asyncio.Event()
         self._known = False
@@ -64,25 +52,15 @@ class Handoff:
 
     def cached(self, tokens: int) -> None:
         """The first `tokens` tokens are in the pages without having been computed. Nothing is sent before this word."""
-        computed, self._pieces = self._pieces, deque()
-        for layer in range(self._worker.pool.format.layers):
-            self._add(layer, 0, tokens)
-        self._pieces += computed
+        self._pieces.cached(tokens)
         self._known = True
         # Where little is left to compute, sending the rest beside it would only make the first token late.
         self._waits = (len(self._sequence.ticket.tokens) - tokens) * _SHORT <= tokens
         self._news.set()
 
     def layer_ready(self, event: LayerReady) -> None:
-        self._add(event.layer, event.start, event.tokens)
+        self._pieces.computed(event.layer, event.start, event.tokens)
         self._news.set()
-
-    def _add(self, layer: int, start: int, tokens: int) -> None:
-        """Cuts at page ends, so that each piece is one frame where it can."""
-        page_format = self._worker.pool.format
-        step = max(FRAME_BYTES // page_format.layer_bytes, 1) * page_format.page_tokens
-        for at in range(start, start + tokens, step):
-            self._pieces.append(_Piece(layer, at, min(step, start + tokens - at)))
 
     def first_token(self, item: TokenItem) -> None:
         """All layers are ready: the final frame carries this item."""
@@ -140,21 +118,28 @@ class Handoff:
 
     async def _send_pieces(self, out: Outgoing) -> None:
         while True:
-            while self._pieces and self._known and (self._first or not self._waits):
-                await self._send_piece(out, self._pieces.popleft())
+            while piece := self._next_piece():
+                await self._send_piece(out, piece)
             if self._first and self._known:
                 return
             self._news.clear()
             await self._news.wait()
 
-    async def _send_piece(self, out: Outgoing, piece: _Piece) -> None:
-        ticket, page_format = self._sequence.ticket, self._worker.pool.format
-        first_page = piece.start // page_format.page_tokens
-        pages = self._sequence.hold.pages[first_page : page_format.pages_for(piece.start + piece.tokens)]
-        body = export_layer(self._worker.pool, piece.layer, pages)
+    def _next_piece(self) -> Piece | None:
+        if not self._known or (self._waits and not self._first):
+            return None
+        return self._pieces.take(all=self._first is not None)
+
+    async def _send_piece(self, out: Outgoing, piece: Piece) -> None:
+        ticket, pool = self._sequence.ticket, self._worker.pool
+        first_page = piece.start // pool.format.page_tokens
+        pages = self._sequence.hold.pages[first_page : pool.format.pages_for(piece.start + piece.tokens)]
+        body = [pool.lend_bytes(piece.layer + at, pages) for at in range(piece.layers)]
         self._frames += 1
-        self._checksum = crc32(body, self._checksum)
-        await out.item(KvHead(ticket.attempt, ticket.root, piece.layer, piece.start, piece.tokens), body)
+        for layer in body:
+            self._checksum = crc32(layer, self._checksum)
+        head = KvHead(ticket.attempt, ticket.root, piece.layer, piece.start, piece.tokens, piece.layers)
+        await out.item(head, *body)
 
     async def _send_final(self, out: Outgoing) -> None:
         ticket = self._sequence.ticket

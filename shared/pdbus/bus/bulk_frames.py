@@ -60,12 +60,21 @@ class Frame:
     item_bytes: int
     head: Buffer
     body: Buffer
+    more: tuple[Buffer, ...] = ()
+    """What comes after it in the body of a frame that is sent, and lies elsewhere in memory."""
 
-    def parts(self) -> tuple[bytes, Buffer]:
+    @property
+    def body_bytes(self) -> int:
+        return len(self.body) + sum(map(len, self.more))
+
+    def parts(self) -> tuple[Buffer, ...]:
         """All but the body, and the body."""
         prefix = _PREFIX.pack(VERSION, self.flags, len(self.head), self.sequence, self.stream, self.item_bytes)
-        crc = crc32(self.body, crc32(self.head, crc32(prefix)))
-        return b"".join((prefix, _CRC.pack(crc), self.head)), self.body
+        body = (self.body, *self.more)
+        crc = crc32(self.head, crc32(prefix))
+        for part in body:
+            crc = crc32(part, crc)
+        return (b"".join((prefix, _CRC.pack(crc), self.head)), *body)
 
 
 def read_frame(data: Buffer) -> Frame:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pdbus.buffer import Buffer
 from pdbus.bus import bulk_frames as frames
@@ -39,17 +39,19 @@ class Outgoing:
         """The receiver has given credit."""
         self._nobody_since: float | None = None
 
-    async def item(self, head: object, body: Buffer) -> None:
-        """Sends one item; waits while the receiver is a window behind. `body` must not change until the stream ends.
+    async def item(self, head: object, *body: Buffer) -> None:
+        """Sends one item; waits while the receiver is a window behind. `body`: in one part, or several that are one for
+        the receiver; it must not change until the stream ends.
 
         Raises what the receiver gave up with, Unavailable when it falls silent, DeadlineExceeded, TooLarge."""
-        whole = memoryview(body).cast("B")
-        for flags, part_head, part in self._cut(encode(head), whole):
-            await self._send(flags, part_head, part, len(whole))
+        parts = [memoryview(part).cast("B") for part in body]
+        item_bytes = sum(map(len, parts))
+        for flags, part_head, cut in self._cut(encode(head), parts, item_bytes):
+            await self._send(flags, part_head, cut, item_bytes)
 
     async def end(self) -> None:
         """Sends the end and waits until the receiver has taken everything."""
-        await self._send(frames.END, b"", b"", 0)
+        await self._send(frames.END, b"", (b"",), 0)
         await self._wait(everything=True)
 
     def abort(self, error: BaseException) -> None:
@@ -87,25 +89,27 @@ class Outgoing:
         self._error = self._error or error
         self._news.set()
 
-    def _cut(self, head: bytes, body: memoryview) -> Iterator[tuple[int, bytes, memoryview]]:
+    def _cut(
+        self, head: bytes, body: Sequence[memoryview], item_bytes: int
+    ) -> Iterator[tuple[int, bytes, Sequence[memoryview]]]:
         size = min(frames.FRAME_BYTES, self._transport.max_payload - 4096 - len(head))
-        if len(head) >= 1 << 16 or len(body) > frames.LARGEST_ITEM_BYTES or size <= 0:
-            raise TooLarge(f"a bulk item of {len(head)} + {len(body)} bytes; {frames.LARGEST_ITEM_BYTES} are the limit")
-        starts = range(0, max(len(body), 1), size)
+        if len(head) >= 1 << 16 or item_bytes > frames.LARGEST_ITEM_BYTES or size <= 0:
+            raise TooLarge(f"a bulk item of {len(head)} + {item_bytes} bytes; {frames.LARGEST_ITEM_BYTES} are the limit")
+        starts = range(0, max(item_bytes, 1), size)
         for start in starts:
             first = frames.ITEM_FIRST if start == 0 else 0
             last = frames.ITEM_LAST if start == starts[-1] else 0
-            yield first | last, head if first else b"", body[start : start + size]
+            yield first | last, head if first else b"", _between(body, start, start + size)
 
-    async def _send(self, flags: int, head: bytes, body: Buffer, item_bytes: int) -> None:
+    async def _send(self, flags: int, head: bytes, body: Sequence[Buffer], item_bytes: int) -> None:
         await self._wait(everything=False)
-        frame = Frame(flags, self._next, self._number, item_bytes, head, body)
+        frame = Frame(flags, self._next, self._number, item_bytes, head, body[0], tuple(body[1:]))
         self._next += 1
         self._unacknowledged.append(frame)
         with contextlib.suppress(Unavailable):  # lost like any other frame: the receiver's silence repairs it
             self._emit(frame)
             await self._transport.writable()
-        if len(body) >= frames.TURN_BYTES:
+        if frame.body_bytes >= frames.TURN_BYTES:
             await asyncio.sleep(0)
 
     async def _wait(self, *, everything: bool) -> None:
@@ -146,3 +150,13 @@ class Outgoing:
 
     def _emit(self, frame: Frame) -> None:
         self._transport.send(self.subject, *frame.parts(), reply=self._reply)
+
+
+def _between(parts: Sequence[memoryview], start: int, end: int) -> Sequence[memoryview]:
+    """What lies there of these, one after another; at least one, which may be empty."""
+    found, at = [], 0
+    for part in parts:
+        if piece := part[max(start - at, 0) : max(end - at, 0)]:
+            found.append(piece)
+        at += len(part)
+    return found or [memoryview(b"")]

@@ -31,8 +31,12 @@ class PagePool(Protocol):
     def read_bytes(self, layers: slice, page_ids: Sequence[int]) -> memoryview:
         """Page after page, each layer after layer. A copy."""
 
+    def lend_bytes(self, layer: int, page_ids: Sequence[int]) -> memoryview:
+        """Of one layer, page after page, for as long as nobody writes into these pages: the pool's own memory where they
+        lie there one after another, else a copy."""
+
     def write_bytes(self, layers: slice, page_ids: Sequence[int], body: Buffer) -> None:
-        """The reverse; the size must fit."""
+        """The reverse of `read_bytes`; the size must fit."""
 
     def copy_below(self, layer: int, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Makes the `targets` what the `sources` are below this layer: all of K and V, and the kept residual streams up
@@ -79,14 +83,27 @@ def import_page(pool: PagePool, page_id: int, body: Buffer) -> None:
 
 def read_rows(rows: Array, layers: slice, page_ids: Sequence[int]) -> memoryview:
     """`PagePool.read_bytes` of a pool whose bytes lie in an array [layers, pages, layer_bytes]."""
-    chosen = rows[layers][:, list(page_ids)]  # [layers, pages, layer_bytes]
-    return memoryview(np.ascontiguousarray(chosen.transpose(1, 0, 2)).data).cast("B")
+    at = _at(page_ids)
+    chosen = rows[layers][:, at].transpose(1, 0, 2)  # [pages, layers, layer_bytes]
+    copied = np.array(chosen, order="C") if isinstance(at, slice) else np.ascontiguousarray(chosen)
+    return memoryview(copied.data).cast("B")
+
+
+def lend_rows(rows: Array, layer: int, page_ids: Sequence[int]) -> memoryview:
+    """`PagePool.lend_bytes`, likewise."""
+    return memoryview(rows[layer][_at(page_ids)].data).cast("B")
 
 
 def write_rows(rows: Array, layers: slice, page_ids: Sequence[int], body: Buffer) -> None:
     """`PagePool.write_bytes`, likewise."""
     new = np.frombuffer(body, np.uint8).reshape(len(page_ids), -1, rows.shape[2])  # [pages, layers, layer_bytes]
-    rows[layers][:, list(page_ids)] = new.transpose(1, 0, 2)
+    rows[layers][:, _at(page_ids)] = new.transpose(1, 0, 2)
+
+
+def _at(page_ids: Sequence[int]) -> slice | list[int]:
+    """As an index: one run where they follow one another, which numpy copies at once, or needs not to copy."""
+    first, ids = page_ids[0] if page_ids else 0, list(page_ids)
+    return slice(first, first + len(ids)) if ids == list(range(first, first + len(ids))) else ids
 
 
 def _check_size(body: Buffer, wanted: int) -> None:

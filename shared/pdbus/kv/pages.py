@@ -150,7 +150,8 @@ class PageTable:
     def _take_new(self, count: int) -> list[int]:
         if not self.can_allocate(count):
             raise Overloaded(f"{count} KV pages are wanted and {self.available} of {self.total} are available")
-        pages = [self._free.pop() if self._free else self._reclaim() for _ in range(count)]
+        # In the order of memory: those that lie in one run there are read and written as one.
+        pages = sorted(self._free.pop() if self._free else self._reclaim() for _ in range(count))
         for page in pages:
             self._owners[page] = 1
         return pages

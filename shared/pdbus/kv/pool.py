@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pdbus.buffer import Buffer
-from pdbus.kv.codec import read_rows, write_rows
+from pdbus.kv.codec import lend_rows, read_rows, write_rows
 from pdbus.kv.format import NO_STREAMS, KvDtype, PageFormat, StreamFormat
 
 _TORCH_DTYPES: dict[KvDtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
@@ -62,6 +62,13 @@ class KvPool:
             return read_rows(self.bytes.numpy(), layers, page_ids)
         chosen = self.bytes[layers].index_select(1, self.page_index(page_ids))  # [layers, pages, layer_bytes]
         return memoryview(chosen.transpose(0, 1).contiguous().cpu().numpy().data).cast("B")
+
+    def lend_bytes(self, layer: int, page_ids: Sequence[int]) -> memoryview:
+        """Of one layer, page after page, while nobody writes into them: on the CPU without a copy where they lie in one
+        run."""
+        if self.device.type == "cpu":
+            return lend_rows(self.bytes.numpy(), layer, page_ids)
+        return self.read_bytes(slice(layer, layer + 1), page_ids)
 
     def write_bytes(self, layers: slice, page_ids: Sequence[int], body: Buffer) -> None:
         """The reverse of `read_bytes`; the size must fit."""

@@ -44,7 +44,8 @@ KV_FINAL = -1
 
 @dataclass(frozen=True, slots=True)
 class KvHead:
-    """KV of `tokens` prompt tokens from `start` on, in one layer, as whole pages in the pool's own bytes."""
+    """KV of `tokens` prompt tokens from `start` on, as whole pages in the pool's own bytes; layer after layer, where it is
+    of several."""
 
     attempt: int
     root: Digest
@@ -53,6 +54,8 @@ class KvHead:
     start: int
     """First token; a multiple of the page size."""
     tokens: int
+    layers: int = 1
+    """From `layer` on."""
 
 
 @dataclass(frozen=True, slots=True)

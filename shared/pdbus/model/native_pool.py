@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pdbus.buffer import Buffer
-from pdbus.kv.codec import read_rows, write_rows
+from pdbus.kv.codec import lend_rows, read_rows, write_rows
 from pdbus.kv.format import NO_STREAMS, PAGE_TOKENS, KvDtype, PageFormat, StreamFormat
 from pdbus.model.hadamard import rotate
 from pdbus.native.abi import KvKind, PoolStruct
@@ -39,6 +39,10 @@ class NativePool:
     def read_bytes(self, layers: slice, page_ids: Sequence[int]) -> memoryview:
         """Page after page, each layer after layer. A copy."""
         return read_rows(self.bytes, layers, page_ids)
+
+    def lend_bytes(self, layer: int, page_ids: Sequence[int]) -> memoryview:
+        """Of one layer, page after page, while nobody writes into them: without a copy where they lie in one run."""
+        return lend_rows(self.bytes, layer, page_ids)
 
     def write_bytes(self, layers: slice, page_ids: Sequence[int], body: Buffer) -> None:
         """The reverse of `read_bytes`; the size must fit."""
