@@ -99,6 +99,8 @@ def flood_rows(alone: Sequence[Observation], flooded: Sequence[Observation], chu
         before, after = percentile(first, percent), percentile(with_first, percent)
         how = f"{before * 1e3:.0f} -> {after * 1e3:.0f} ms"
         rows.append(at_most(f"TTFT p{percent}, later by", 1e3 * (after - before), 1e3 * chunk_s, "ms (one chunk)", how))
+    last = 1e3 * (percentile(with_first, 99) - percentile(first, 99))
+    rows.append(beside("TTFT p99, later by", f"{last:.0f} ms", f"the slowest of {len(with_first)}"))
     failed = Counter(one.error for one in flooded if not one.ok)
     rows.append(beside("its answers", f"{len(alone)}, {len(flooded)}", f"failed while flooded: {dict(failed)}"))
     return rows

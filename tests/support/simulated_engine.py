@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import AsyncIterator
@@ -36,6 +37,11 @@ class Told:
     took_s: float
     tokens_s: tuple[float, ...] = ()
     """When each came; of a whole answer only."""
+
+    @property
+    def first_s(self) -> float:
+        """To the first one."""
+        return self.tokens_s[0] - self.asked_s if self.tokens_s else math.inf
 
 
 class SimulatedEngine:

@@ -28,7 +28,7 @@ _LAST = 256
 _LATELY_S = 15.0
 _FACTORS = (0.8, 2.0)
 """Lasting slowness is in the speeds; more caution would leave slots empty."""
-_MARGIN = 1.25
+_MARGIN = 1.35
 """A fleet that has become slower shows it only when answers end, by when as many again were begun. Where the fleet is
 full it costs nothing: the same is computed by fewer at a time, each of them sooner."""
 _UNFINISHED = 0.8

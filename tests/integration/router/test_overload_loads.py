@@ -18,6 +18,7 @@ from tests.support.simulated_time import simulated
 RUNNING, STREAMS = 32, 24
 BEST_S, OVER_S, RAMP = 12.0, 40.0, 0.2
 TIMES = 3.0
+PROBE_S, PROBES = 0.5, 8
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,9 @@ def goodput(told: Sequence[Told], begin_s: float, seconds: float) -> float:
     return sum(RAMP * seconds <= moment - begin_s <= seconds for moment in moments) / ((1 - RAMP) * seconds)
 
 
-async def overload(load: Load, seed: int) -> tuple[float, float, list[Told]]:
-    """Goodput in parts of the best, the part of the admitted that came late, and requests after it."""
+async def overload(load: Load, seed: int) -> tuple[float, float, float]:
+    """Goodput in parts of the best, the part of the admitted that came late, and seconds from the last arrival on until
+    service is normal: whoever asks is answered, and as soon as in the best run."""
     draw = random.Random(seed)
     async with simulated_engine(RUNNING, seed) as engine:
         await closed(engine, load, draw, BEST_S / 3)
@@ -89,23 +91,30 @@ async def overload(load: Load, seed: int) -> tuple[float, float, list[Told]]:
         usual_s = statistics.median(one.took_s for one in usual)
         begin_s = time.monotonic()
         asyncio.get_running_loop().call_later(OVER_S / 3, setattr, engine, "slower", load.slower)
-        told = await asyncio.gather(*_due(engine, load, best, usual_s, begin_s, draw))
-        after = [await engine.ask(64, 16, 2 * usual_s) for _ in range(3)]
+        probes = (
+            _at(engine, begin_s + OVER_S + PROBE_S * number, (64, 16), 2 * load.slower * usual_s)
+            for number in range(PROBES)
+        )
+        told = await asyncio.gather(*_due(engine, load, best, usual_s, begin_s, draw), *probes)
+    told, after = told[:-PROBES], told[-PROBES:]
+    normal_s = sorted(one.first_s for one in usual)[int(0.99 * len(usual))]
+    bad = [number for number, one in enumerate(after) if one.first_s > load.slower * normal_s]
     states = [one.state for one in told]
     expected = best * (1 / 3 - RAMP + 2 / 3 / load.slower) / (1 - RAMP)
     late = states.count("late") / (states.count("ok") + states.count("late"))
-    return goodput(told, begin_s, OVER_S) / expected, late, after
+    return goodput(told, begin_s, OVER_S) / expected, late, PROBE_S * (max(bad, default=-1) + 1)
 
 
 def _due(
     engine: SimulatedEngine, load: Load, best: float, usual_s: float, begin_s: float, draw: random.Random
 ) -> Iterator[Awaitable[Told]]:
-    async def one(due_s: float, lengths: tuple[int, int], deadline_s: float) -> Told:
-        await asyncio.sleep(begin_s + due_s - time.monotonic())
-        return await engine.ask(*lengths, deadline_s)
-
     for due_s in arrivals(load, TIMES * best / load.new_tokens, draw):
-        yield one(due_s, load.lengths(draw), draw.choice(load.deadlines) * usual_s)
+        yield _at(engine, begin_s + due_s, load.lengths(draw), draw.choice(load.deadlines) * usual_s)
+
+
+async def _at(engine: SimulatedEngine, moment_s: float, lengths: tuple[int, int], deadline_s: float) -> Told:
+    await asyncio.sleep(moment_s - time.monotonic())
+    return await engine.ask(*lengths, deadline_s)
 
 
 MORE = [pytest.param(name, seed, marks=pytest.mark.slow) for name in LOADS for seed in (5, 6)]
@@ -115,8 +124,10 @@ MORE = [pytest.param(name, seed, marks=pytest.mark.slow) for name in LOADS for s
 def test_nine_tenths_of_the_best_are_answered_and_one_in_a_hundred_of_the_admitted_is_late(
     name: str, seed: int
 ) -> None:
-    """At least and at most; and then all is as before."""
-    got, late, after = simulated(lambda: overload(LOADS[name], seed))
+    """At least and at most. And normal service within 2 s after its end, unless there is more time for those that wait
+    then: they come first."""
+    load = LOADS[name]
+    got, late, recovered_s = simulated(lambda: overload(load, seed))
     assert got >= 0.9
     assert late <= 0.01
-    assert [one.state for one in after] == ["ok"] * 3
+    assert recovered_s <= 2.0 or max(load.deadlines) > 2.0
