@@ -137,6 +137,6 @@ class Throughput:
             if high > low:
                 power = math.log(slow / quick) / math.log(high / low)
             if choices <= high:
-                return quick * (choices / low) ** power
+                return quick * math.pow(choices / low, power)
             most, speed = high, slow
-        return speed * max(choices / most, 1.0) ** min(max(power, -1.0), 0.0)
+        return speed * math.pow(max(choices / most, 1.0), min(max(power, -1.0), 0.0))

@@ -87,7 +87,7 @@ async def arrivals(r: Rig, rate: float, seconds: float) -> list[Outcome]:
 
 @pytest.mark.parametrize("changed", [1.0, 1.5])
 def test_at_three_times_what_the_fleet_can_do(changed: float) -> None:
-    """In simulated seconds, and all that a router does: at least 80 % of the most is answered in time, and of those let
+    """In simulated seconds, and all that a router does: at least 90 % of the most is answered in time, and of those let
     in at most 1 % come too late; also where steps take longer from one moment to the next."""
 
     async def overloaded() -> tuple[float, int, int, int]:
@@ -109,7 +109,7 @@ def test_at_three_times_what_the_fleet_can_do(changed: float) -> None:
             return codes[""] / (mean * took_s), codes[""], codes["deadline_exceeded"], codes["overloaded"]
 
     goodput, answered, late, refused = simulated(overloaded)
-    assert goodput >= 0.8
+    assert goodput >= 0.9
     assert refused > answered
     assert late <= 0.01 * (answered + late)
 
