@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdbus.context import Deadline
 from pdbus.engine.scheduler import Limits, Scheduler
@@ -56,14 +56,15 @@ class SimulatedEngine:
         self._ended: dict[Sequence, asyncio.Future[tuple[float, ...]]] = {}
         self._tokens_s: dict[Sequence, list[float]] = {}
 
-    async def ask(self, prompt_tokens: int, new_tokens: int, deadline_s: float) -> Told:
+    async def ask(self, prompt_tokens: int, new_tokens: int, deadline_s: float, tenant: str = "a") -> Told:
         asked_s, deadline = time.monotonic(), Deadline.after(deadline_s)
         state, tokens_s = "ok", tuple[float, ...]()
         try:
-            demand = Demand(cost=PROMPT_TOKEN * prompt_tokens + new_tokens)
+            demand = Demand(tenant, cost=PROMPT_TOKEN * prompt_tokens + new_tokens)
             async with self.admission.slot(1, deadline, demand):
                 await asyncio.sleep(_WAY_S)
                 one = sequence(self._plan.pages, [1] * prompt_tokens, new_tokens, deadline_s=deadline.at_monotonic_s)
+                one.ticket = replace(one.ticket, tenant=tenant)
                 self._ended[one] = asyncio.get_running_loop().create_future()
                 self._plan.add(one)
                 self._work.set()

@@ -131,3 +131,34 @@ def test_nine_tenths_of_the_best_are_answered_and_one_in_a_hundred_of_the_admitt
     assert got >= 0.9
     assert late <= 0.01
     assert recovered_s <= 2.0 or max(load.deadlines) > 2.0
+
+
+@pytest.mark.parametrize("flood_s", [6.0, 20.0])
+def test_a_flood_has_nobody_else_refused(flood_s: float) -> None:
+    """Whose deadline leaves a few times what an answer takes beside the flood, though the flood's take longer."""
+
+    async def flooded() -> tuple[list[Told], list[Told]]:
+        draw = random.Random(1)
+        async with simulated_engine(RUNNING) as engine:
+
+            async def quiet() -> list[Told]:
+                told = [await engine.ask(64, 16, 3.0, "quiet") for _ in range(2)]
+                await asyncio.sleep(4.0)
+                while time.monotonic() < end_s:
+                    told.append(await engine.ask(64, 16, 3.0, "quiet"))
+                    await asyncio.sleep(0.5)
+                return told
+
+            async def flood(due_s: float) -> Told:
+                await asyncio.sleep(due_s)
+                return await engine.ask(64, 16, flood_s, "flood")
+
+            end_s = time.monotonic() + OVER_S / 2
+            moments = [2.0 + due_s for due_s in arrivals(Load(), 18.0, draw) if due_s < OVER_S / 2]
+            told, one, other = await asyncio.gather(asyncio.gather(*map(flood, moments)), quiet(), quiet())
+            return told, one + other
+
+    told, quiet = simulated(flooded)
+    states = [one.state for one in told]
+    assert {one.state for one in quiet} == {"ok"}
+    assert states.count("refused") > states.count("ok") > 0
