@@ -50,17 +50,19 @@ class Asker:
         async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
             yield session
 
-    async def closed(self, streams: int, duration_s: float) -> list[Observation]:
-        """So many at any time; one that is refused asks again after a moment."""
+    async def closed(self, streams: int, duration_s: float, *, spread_s: float = 0.0) -> list[Observation]:
+        """So many at any time, begun one after another within `spread_s`; one that is refused asks again after a
+        moment."""
         start, seen = time.perf_counter(), list[Observation]()
 
-        async def stream(session: aiohttp.ClientSession) -> None:
+        async def stream(session: aiohttp.ClientSession, number: int) -> None:
+            await asyncio.sleep(spread_s * number / streams)
             while (now := time.perf_counter() - start) < duration_s:
                 seen.append(await self._one(session, now, start))
                 await asyncio.sleep(0.25 if seen[-1].status in REFUSED else 0)
 
         async with self._session() as session:
-            await asyncio.gather(*(stream(session) for _ in range(streams)))
+            await asyncio.gather(*(stream(session, number) for number in range(streams)))
         return seen
 
     async def open(self, rate: float, duration_s: float, seed: int = 1) -> list[Observation]:

@@ -36,6 +36,11 @@ _SHAPE = Shape(64, 32)
 _QUIET = Shape(64, 48)
 _FLOOD = Shape(256, 32)
 _QUIET_STREAMS, _FLOOD_STREAMS = 4, 48
+_KV_BYTES = 160 << 20
+"""Enough for what runs at once, and full of used pages before the overload begins: a page takes memory with its first
+use, which is no growth."""
+_ANSWERS = 4
+"""A run is at least as long as so many, one after another."""
 _SAMPLE_S = 0.5
 _CHUNK_TOKENS = 512
 _PROBE_S = 0.25
@@ -60,7 +65,7 @@ async def measure(given: argparse.Namespace) -> dict[str, Sequence[Row]]:
     prompts = Prompts.of(given.model)
     found: dict[str, Sequence[Row]] = {}
     if "overload" in given.only:
-        async with stack(*options(given)) as running:
+        async with stack(*options(given), env={"PDBUS_KV_BYTES": str(_KV_BYTES)}) as running:
             found["overload"] = await overload(running, prompts, given)
         print(table({"overload": found["overload"]}), file=sys.stderr, flush=True)
     if "flood" in given.only:
@@ -69,19 +74,22 @@ async def measure(given: argparse.Namespace) -> dict[str, Sequence[Row]]:
 
 
 async def overload(running: Stack, prompts: Prompts, given: argparse.Namespace) -> list[Row]:
-    """The best that it can do, then `times` as much, then whether all is as before."""
-    best_s, over_s = (12.0, 20.0) if given.short else (60.0, 300.0)
-    await Asker(running, prompts, _SHAPE).closed(given.streams, best_s / 2)  # warm
-    seen = await Asker(running, prompts, _SHAPE, seed=1).closed(given.streams, best_s)
+    """The best that it can do, then `times` as much, then whether all is as before. The streams of the best don't begin
+    together: else they go on in step, and what falls into so short a time depends on where it cuts their waves."""
+    best_s, over_s = (16.0, 20.0) if given.short else (60.0, 300.0)
+    warm = await Asker(running, prompts, _SHAPE).closed(given.streams, best_s / 4)
+    best_s, over_s = (max(least_s, _ANSWERS * _usual_s(warm)) for least_s in (best_s, over_s))
+    seen = await Asker(running, prompts, _SHAPE, seed=1).closed(given.streams, best_s, spread_s=RAMP * best_s)
     best = goodput(seen, best_s, _SHAPE.deadline_s)
     rate = best / _SHAPE.new_tokens
-    usual_s = percentile([one.end_s - one.due_s for one in seen if one.ok], 50)
     normal_s = percentile(ttfts(seen), 99)
-    shape = replace(_SHAPE, deadline_s=max(2 * usual_s, 2.0))
+    shape = replace(_SHAPE, deadline_s=max(2 * _usual_s(seen), 2.0))
     sampler, samples = _sample(running)
-    over = await Asker(running, prompts, shape, seed=2).open(given.times * rate, over_s)
+    over, probes = await asyncio.gather(
+        Asker(running, prompts, shape, seed=2).open(given.times * rate, over_s),
+        _probes(Asker(running, prompts, shape, seed=3), over_s),
+    )
     await cancelled(sampler)
-    probes = await _probes(Asker(running, prompts, shape, seed=3), over, over_s)
     return [
         *overload_rows(best, over, over_s, shape.deadline_s, given.times),
         memory_row(samples),
@@ -89,14 +97,15 @@ async def overload(running: Stack, prompts: Prompts, given: argparse.Namespace) 
     ]
 
 
-async def _probes(asker: Asker, over: Sequence[Observation], over_s: float) -> list[Observation]:
-    """`open` returns with the last answer, which may be later than the last arrival: the probes' clock begins there."""
-    passed_s = max(0.0, max(one.end_s for one in over) - over_s)
-    moments = [_PROBE_S * number for number in range(int(2 * RECOVERED_S / _PROBE_S))]
-    probes = await asker.at(moments)
-    for one in probes:
-        one.due_s, one.chunks_s = one.due_s + passed_s, [moment + passed_s for moment in one.chunks_s]
-    return probes
+def _usual_s(seen: Sequence[Observation]) -> float:
+    """What an answer takes."""
+    return percentile([one.end_s - one.due_s for one in seen if one.ok], 50)
+
+
+async def _probes(asker: Asker, over_s: float) -> list[Observation]:
+    """From the last arrival on, while those that were admitted are still answered; their clock begins there."""
+    await asyncio.sleep(over_s)
+    return await asker.at([_PROBE_S * number for number in range(int(2 * RECOVERED_S / _PROBE_S))])
 
 
 def _sample(running: Stack) -> tuple[asyncio.Task[None], list[dict[str, int]]]:
@@ -121,13 +130,21 @@ async def flood(prompts: Prompts, given: argparse.Namespace) -> list[Row]:
             return await _in_turns(running, prompts, given, quiet, other)
 
 
+async def _chunk_s(running: Stack, prompts: Prompts, key: str) -> float:
+    """What reading one takes, without the way there and back."""
+    first_s = []
+    for tokens in (_CHUNK_TOKENS, 1):
+        seen = await Asker(running, prompts, Shape(tokens, 1), key, 9).closed(1, 2.0)
+        first_s.append(percentile(ttfts(seen), 50))
+    return first_s[0] - first_s[1]
+
+
 async def _in_turns(running: Stack, prompts: Prompts, given: argparse.Namespace, quiet: str, other: str) -> list[Row]:
     turn_s, rounds = (8.0, 1) if given.short else (30.0, given.rounds)
     alone: list[Observation] = []
     flooded: list[Observation] = []
     await Asker(running, prompts, _QUIET, quiet).closed(_QUIET_STREAMS, turn_s / 2)  # warm
-    chunk = await Asker(running, prompts, Shape(_CHUNK_TOKENS, 1), quiet, 9).closed(1, 3.0)
-    chunk_s = percentile(ttfts(chunk), 50)
+    chunk_s = await _chunk_s(running, prompts, quiet)
     for number in range(rounds):
         alone += await Asker(running, prompts, _QUIET, quiet, 10 + number).closed(_QUIET_STREAMS, turn_s)
         flooding = asyncio.create_task(

@@ -42,7 +42,8 @@ def overload_rows(
     took = [one.end_s - one.due_s if one.ok else math.inf for one in admitted]
     states = {str(status): count for status, count in sorted(Counter(one.status for one in seen).items())}
     refusals_ms = [(one.end_s - one.sent_s) * 1e3 for one in seen if one.status in REFUSED]
-    late = Counter(one.error for one in admitted if not one.ok)
+    failed = Counter(one.error for one in admitted if not one.ok)
+    late = sum(one_s > deadline_s for one_s in took)
     return [
         at_least(
             "goodput of the best", got / best, 0.9, f"{got:.0f} of {best:.0f} tok/s, arrivals at {load:g} x", best=best
@@ -52,16 +53,17 @@ def overload_rows(
             percentile(took, 99),
             deadline_s,
             "s",
-            f"{len(admitted)} of {len(seen)} admitted, of which {late.total()} failed; statuses {states}",
-            late=dict(late),
+            f"{len(admitted)} of {len(seen)} admitted, {late} of them late or failed; statuses {states}",
+            late=late,
+            failed=dict(failed),
         ),
         beside("refused in, p50", f"{percentile(refusals_ms, 50):.1f} ms", "as its client sees it, this machine busy"),
     ]
 
 
 def memory_row(samples: Sequence[Mapping[str, int]]) -> Row:
-    """Flat: from the first third on no process grows by more than a tenth, or a little."""
-    early, last = samples[len(samples) // 3], samples[-1]
+    """Flat: from the ramp's end on no process grows by more than a tenth, or a little."""
+    early, last = samples[int(RAMP * len(samples))], samples[-1]
     grown = {name: last[name] - early[name] for name in early if last.get(name) and early[name]}
     worst = max(grown, key=lambda name: grown[name] / early[name], default="")
     share = 0.0 if not worst or grown[worst] < _SMALL_BYTES else grown[worst] / early[worst]
@@ -97,6 +99,8 @@ def flood_rows(alone: Sequence[Observation], flooded: Sequence[Observation], chu
         before, after = percentile(first, percent), percentile(with_first, percent)
         how = f"{before * 1e3:.0f} -> {after * 1e3:.0f} ms"
         rows.append(at_most(f"TTFT p{percent}, later by", 1e3 * (after - before), 1e3 * chunk_s, "ms (one chunk)", how))
+    last = 1e3 * (percentile(with_first, 99) - percentile(first, 99))
+    rows.append(beside("TTFT p99, later by", f"{last:.0f} ms", f"the slowest of {len(with_first)}"))
     failed = Counter(one.error for one in flooded if not one.ok)
     rows.append(beside("its answers", f"{len(alone)}, {len(flooded)}", f"failed while flooded: {dict(failed)}"))
     return rows

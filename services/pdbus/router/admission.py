@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,7 +22,8 @@ from pdbus.context import Deadline
 from pdbus.errors import DeadlineExceeded, Overloaded, PdbusError, Unavailable
 from pdbus.router.demand import Demand
 from pdbus.router.fair_queue import Entry, FairQueue
-from pdbus.router.throughput import Begun, Throughput
+from pdbus.router.held import Held
+from pdbus.router.throughput import MARGIN, Begun, Throughput
 
 _AGAINST_FREE = 8
 _LOOK_AGAIN_S = 0.25
@@ -57,9 +57,7 @@ class Admission:
         self._most_waiting, self._most_bytes = most_waiting, most_bytes
         self._now = now or time.monotonic
         self._rng = random.Random()  # noqa: S311 - spreads those that come again
-        self._taken = 0
-        self._held: Counter[str] = Counter()
-        """Slots by tenant."""
+        self._held = Held()
         self._queue: FairQueue[_Waiter] = FairQueue()
         self._bytes = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -70,7 +68,7 @@ class Admission:
     @property
     def running(self) -> int:
         """Slots taken."""
-        return self._taken
+        return self._held.total
 
     @property
     def waiting(self) -> int:
@@ -149,12 +147,9 @@ class Admission:
         self._grant()
 
     def _count(self, tenant: str, weight: int) -> None:
-        self._taken += weight
-        self._held[tenant] += weight
-        if not self._held[tenant]:
-            del self._held[tenant]
-        self._throughput.at_work(self._taken, self._now())
-        if self._taken:
+        self._held.add(tenant, weight)
+        self._throughput.at_work(self._held.total, self._now())
+        if self._held.total:
             self._idle.clear()
         else:
             self._idle.set()
@@ -171,8 +166,8 @@ class Admission:
         """Who gets its slots now."""
         slots = self._slots
         for entry in list(self._queue.in_order()):
-            waiter, held = entry.item, self._held[entry.tenant]
-            weight, free = min(waiter.weight, slots), slots - self._taken
+            waiter, held = entry.item, self._held.of(entry.tenant)
+            weight, free = min(waiter.weight, slots), slots - self._held.total
             if waiter.granted.done():  # it was cancelled, and its owner has not had a turn yet
                 continue
             if held and held + weight > _AGAINST_FREE * free:
@@ -194,7 +189,7 @@ class Admission:
     def _check_deadline(self, demand: Demand, deadline: Deadline, weight: int) -> None:
         deadline.check("the request could be admitted")
         least_s = self._throughput.least_s(demand.cost, self._now())
-        if self._taken and least_s > deadline.remaining_s:
+        if self._held.total and least_s > deadline.remaining_s:
             raise DeadlineExceeded(f"the answer takes {least_s:.1f} s at the very least; the deadline leaves less")
         late_s = self._late_s(demand, weight, deadline, self._queue.ahead(demand.tenant, demand.priority))
         if late_s > 0:
@@ -203,29 +198,33 @@ class Admission:
     def _late_s(self, demand: Demand, weight: int, deadline: Deadline, ahead: float) -> float:
         """By how much the deadline would be missed; 0 where it is met, or nothing is known.
 
-        What has nobody beside it is always tried: otherwise a wrong measure would never be put right."""
-        if not self._taken and not ahead:
+        What has nobody beside it is always tried: otherwise a wrong measure would never be put right. Beside another's
+        flood it has its tenant's share of all there is, as workers see to (engine/tenants.py)."""
+        if not self._held.total and not ahead:
             return 0.0
-        known, now, beside = self._throughput, self._now(), self._beside(weight)
+        known, held, now, beside = self._throughput, self._held, self._now(), self._beside(weight)
         rate = known.rate(beside, now)
         if not rate:
             return 0.0
-        raw_s = demand.cost * beside / rate
-        return max(ahead / rate + known.seconds(raw_s, now) - deadline.remaining_s, 0.0)
+        takes_s = known.seconds(demand.cost * beside / rate, now)
+        if held.beside_flood(demand.tenant, weight):
+            share = rate / held.tenants(demand.tenant) / (held.of(demand.tenant) + weight)
+            takes_s = min(takes_s, demand.cost / share * MARGIN)
+        return max(ahead / rate + takes_s - deadline.remaining_s, 0.0)
 
     def _beside(self, weight: int) -> int:
         """Choices that will be at work together, with so many more."""
-        return min(self._slots, self._taken + len(self._queue) + weight)
+        return min(self._slots, self._held.total + len(self._queue) + weight)
 
     def _overloaded(self, demand: Demand, late_s: float | None = None) -> Overloaded:
         """With the time after which the same request would be taken, if nothing else came; more or less, so that those
         that are refused together don't come back together."""
         if late_s is None:
-            rate = self._throughput.rate(max(self._taken, 1), self._now())
+            rate = self._throughput.rate(max(self._held.total, 1), self._now())
             ahead = max(self._queue.ahead(demand.tenant, demand.priority), demand.cost)
             late_s = ahead / rate if rate else 1.0
         again_s = late_s * (1 + self._rng.random() / 2) + self._rng.random()
-        return Overloaded(f"{self._taken} choices run and {len(self._queue)} requests wait", retry_after_s=again_s)
+        return Overloaded(f"{self._held.total} choices run and {len(self._queue)} requests wait", retry_after_s=again_s)
 
     def _refuse(self, entry: Entry[_Waiter], error: PdbusError) -> None:
         self._forget(entry)

@@ -28,7 +28,7 @@ _LAST = 256
 _LATELY_S = 15.0
 _FACTORS = (0.8, 2.0)
 """Lasting slowness is in the speeds; more caution would leave slots empty."""
-_MARGIN = 1.25
+MARGIN = 1.35
 """A fleet that has become slower shows it only when answers end, by when as many again were begun. Where the fleet is
 full it costs nothing: the same is computed by fewer at a time, each of them sooner."""
 _UNFINISHED = 0.8
@@ -116,7 +116,7 @@ class Throughput:
         """What to count on."""
         ratios = sorted(ratio for at_s, ratio in self._ratios if now_s - at_s <= _LATELY_S)
         factor = ratios[int(_SURE * len(ratios))] if ratios else 1.0
-        return raw_s * min(max(factor, _FACTORS[0]), _FACTORS[1]) * _MARGIN
+        return raw_s * min(max(factor, _FACTORS[0]), _FACTORS[1]) * MARGIN
 
     def least_s(self, cost: float, now_s: float) -> float:
         """What it takes at best: half of what the quickest request of late took for as much."""
@@ -137,6 +137,6 @@ class Throughput:
             if high > low:
                 power = math.log(slow / quick) / math.log(high / low)
             if choices <= high:
-                return quick * (choices / low) ** power
+                return quick * math.pow(choices / low, power)
             most, speed = high, slow
-        return speed * max(choices / most, 1.0) ** min(max(power, -1.0), 0.0)
+        return speed * math.pow(max(choices / most, 1.0), min(max(power, -1.0), 0.0))

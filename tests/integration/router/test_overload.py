@@ -87,8 +87,8 @@ async def arrivals(r: Rig, rate: float, seconds: float) -> list[Outcome]:
 
 @pytest.mark.parametrize("changed", [1.0, 1.5])
 def test_at_three_times_what_the_fleet_can_do(changed: float) -> None:
-    """In simulated seconds: at least 80 % of the most is answered in time, and of those let in at most 2 % come too
-    late; also where steps take longer from one moment to the next."""
+    """In simulated seconds, and all that a router does: at least 90 % of the most is answered in time, and of those let
+    in at most 1 % come too late; also where steps take longer from one moment to the next."""
 
     async def overloaded() -> tuple[float, int, int, int]:
         async with rig(local_tokens=1 << 30, slots=SLOTS, step_s=STEP_S) as r:
@@ -109,9 +109,9 @@ def test_at_three_times_what_the_fleet_can_do(changed: float) -> None:
             return codes[""] / (mean * took_s), codes[""], codes["deadline_exceeded"], codes["overloaded"]
 
     goodput, answered, late, refused = simulated(overloaded)
-    assert goodput >= 0.8
+    assert goodput >= 0.9
     assert refused > answered
-    assert late <= 0.02 * (answered + late)
+    assert late <= 0.01 * (answered + late)
 
 
 def _slow_down(r: Rig, times: float) -> None:
