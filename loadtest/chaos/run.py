@@ -43,6 +43,7 @@ _STORED = 0.25
 _AT_ONCE = 4
 _LATE_S = 2 * DEADLINE_S + 180.0
 """Past its time: for the last requests and the last strike's victim. Whatever lasts longer hangs."""
+_SURPRISED_S = 1.0
 _IDLE_S = 60.0
 """Longer than what waits for an acknowledgement that never comes is kept."""
 
@@ -211,6 +212,7 @@ async def _ask_on(
                     await here.caller.ask(asked[number], told, stream=stream, store=store)
         except Exception as error:  # it hangs, or what came is nothing that a client could make anything of
             told.failed = named(error)
+            await asyncio.sleep(_SURPRISED_S)  # or those that fail at once would come without end
         told.end_s = time.monotonic()
         judged.append(Judged.of(told, expected[number]))
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from loadtest.chaos import run
 from loadtest.chaos.asking import Told
 from loadtest.chaos.judging import DOUBLED, FAILED, MISSING, REFUSED, RIGHT, WRONG, Judged, judge, longest_gap, outcome
 from loadtest.chaos.leaks import grown
@@ -17,6 +21,7 @@ from pdbus.bus.bus import connect
 from pdbus.messages.debug import Holdings
 from pdbus.messages.workers import Cancel
 from pdbus.subjects import CANCEL
+from tests.support.simulated_time import simulated
 from tests.support.until import until
 
 EXPECTED = Right(((1, 2, 3, 4), (5, 6)), ("abcd", "ef"))
@@ -91,6 +96,25 @@ def test_growth_is_held_against_a_processes_kind() -> None:
     assert grown(before, {"r-1": one("r-1", tasks=30, files=30, rss_bytes=1 << 20)}) == []
     leaky = grown(before, {"r-1": one("r-1", tasks=80, files=30, rss_bytes=1 << 30)})
     assert [line.split()[2] for line in leaky] == ["tasks", "rss_bytes"]
+
+
+def test_whatever_a_client_fails_of_is_counted_and_the_next_one_asks() -> None:
+    """Else one surprise would end half an hour without a report."""
+
+    class Broken:
+        async def ask(self, *asked: object, **how: object) -> None:
+            raise KeyError("choices")
+
+    async def asking() -> list[Judged]:
+        judged: list[Judged] = []
+        here: Any = SimpleNamespace(rng=random.Random(1), caller=Broken(), client=None)
+        until_s = time.monotonic() + 10.0
+        await run._ask_on(here, questions(4, 2048, 1), dict.fromkeys(range(4), EXPECTED), judged, until_s)
+        return judged
+
+    judged = simulated(asking)
+    assert {one.what for one in judged} == {FAILED}
+    assert 2 <= len(judged) <= 11
 
 
 async def test_every_kind_of_service_is_struck_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
