@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar
 
 from pdbus.bus.bus import Bus
@@ -17,7 +16,6 @@ from pdbus.decode.job import DecodeJob
 from pdbus.decode.leases import LEASE_S, Leases, PageLease
 from pdbus.decode.local import LocalJob
 from pdbus.decode.moving import Mover
-from pdbus.decode.room import Room
 from pdbus.decode.threshold import Threshold
 from pdbus.engine.prefix_tier import PrefixTier
 from pdbus.engine.scheduler import Limits
@@ -73,7 +71,6 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
         self.threshold = Threshold(limits.page_tokens, limits.chunk_tokens, colocated=colocated)
         self.snapshot_tokens = snapshot_tokens
         self._pages_tokens = _SNAPSHOT_PAGES * limits.page_tokens
-        self._room = Room()
         self.guests = Guests(self)
         self.mover = Mover(self)
 
@@ -175,7 +172,7 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
                 raise InvalidRequest(f"KV of {message.tokens} tokens does not fit the context", param="tokens")
             hold = self.core.pages.hold(message.tenant)
             held.callback(self.core.post, hold.release)
-            await self._room.take(message, deadline, partial(self._allocated, hold, message))
+            await self.core.call(lambda: self._allocate(hold, message))
             # Another message of this attempt may have been served meanwhile; from here on nothing awaits.
             job = self._leased(message)
             if job is None:
@@ -185,12 +182,6 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
                 job.grant(PageLease(message, hold, time.monotonic()), pin)
                 held.pop_all()
         return job
-
-    async def _allocated(self, hold: PageHold, message: Reserve) -> None:
-        job = self._two_legged(message)
-        if job is not None and (job.closed or job.stopping):
-            raise StaleAttempt(f"attempt {message.attempt} of {message.session} is over here")
-        await self.core.call(lambda: self._allocate(hold, message))
 
     def _allocate(self, hold: PageHold, message: Reserve) -> None:
         """Pages for the prompt and the first token, such that every running answer can still grow by one; as a prompt

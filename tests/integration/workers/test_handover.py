@@ -190,7 +190,6 @@ async def test_a_pool_full_of_dead_leases_frees_itself(
 ) -> None:
     """LESSONS 11: what reaps does not wait for something to be admitted, and a full pool is no end."""
     async with rig(new_bus, source, name=unique("tiny"), decode_pages=20) as workers:
-        monkeypatch.setattr("pdbus.decode.room.ROOM_S", 0.05)
         with pytest.raises(Overloaded):  # noqa: PT012 - one of them
             for seed in range(20):
                 ticket = workers.router.ticket(prompt_of(100, seed))
