@@ -7,7 +7,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from pdbus.client import Client
 from pdbus.errors import DeadlineExceeded, PdbusError
 
 DEADLINE_S = 60.0
+LEAST_PAUSE_S = 0.05
 _SILENCE_S = 8.0
 """Without a token or an end: the client takes its router for dead. Whole answers tell nothing until they are there."""
 _WHOLE_S = 25.0
@@ -48,8 +49,12 @@ class Told:
     tries: int = 0
     parts: list[list[int]] = field(default_factory=list)
     """Token ids of each choice, each once for the one who reads them."""
-    tokens_s: list[float] = field(default_factory=list)
-    """When new tokens came."""
+    texts: list[str] = field(default_factory=list)
+    """Of each choice: as the last try told it."""
+    last_s: float = 0.0
+    """When a new token came last; 0: none did, one by one."""
+    pauses: list[tuple[float, float]] = field(default_factory=list)
+    """Between the asking and new tokens, those that are long enough to be looked at."""
     refused: str = ""
     failed: str = ""
     broken_s: list[float] = field(default_factory=list)
@@ -59,9 +64,27 @@ class Told:
     def ids(self) -> Ids:
         return tuple(map(tuple, self.parts))
 
-    @property
-    def done(self) -> bool:
-        return bool(self.end_s) and not self.refused and not self.failed
+    def came(self, now_s: float) -> None:
+        """A new token."""
+        before_s, self.last_s = self.last_s or self.sent_s, now_s
+        if now_s - before_s >= LEAST_PAUSE_S:
+            self.pauses.append((before_s, now_s))
+
+    def begin(self, choices: int) -> None:
+        """Another try. A repeated answer begins at the first token again, and repeats what was told."""
+        self.tries += 1
+        self.parts = self.parts or [[] for _ in range(choices)]
+        self.texts = [""] * choices
+
+    def whole(self, answer: Mapping[str, Any]) -> None:
+        choices = answer["choices"]
+        self.parts = [list(choice["token_ids"]) for choice in choices]
+        self.texts = [choice["message"]["content"] if "message" in choice else choice["text"] for choice in choices]
+
+    def chunk(self, choice: Mapping[str, Any]) -> None:
+        """Of a stream: its text, to which more is added."""
+        delta = choice.get("delta")
+        self.texts[choice["index"]] += (choice.get("text") if delta is None else delta.get("content")) or ""
 
 
 @dataclass
@@ -77,12 +100,12 @@ class HttpCaller:
         key, until_s, avoid, retries = f"{self.rng.getrandbits(64):x}", told.sent_s + DEADLINE_S, "", 0
         while True:
             url, began_s = self._router(avoid), time.monotonic()
-            told.tries += 1
+            told.begin(question.choices)
             try:
                 await self._try(url, question, told, key, until_s, stream=stream, store=store)
                 return
             except Again as reason:
-                if told.tokens_s and told.tokens_s[-1] > began_s:
+                if told.last_s > began_s:
                     told.broken_s.append(time.monotonic())
                 retries, avoid, why, clear = retries + 1, url, f"{reason}", reason.clear
                 wait_s = max(backoff_s(retries, self.rng), reason.after_s * self.rng.uniform(0.5, 1.0))
@@ -114,8 +137,7 @@ class HttpCaller:
                 if stream:
                     await _read_events(reply, told, question.choices)
                 else:
-                    answer = await reply.json()
-                    told.parts = [choice["token_ids"] for choice in answer["choices"]]
+                    told.whole(await reply.json())
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise Again(f"{type(error).__name__}: {error}") from None
 
@@ -131,8 +153,7 @@ def _refusal(body: bytes, headers: Any) -> Exception:
 
 
 async def _read_events(reply: aiohttp.ClientResponse, told: Told, choices: int) -> None:
-    """Takes what is new: a repeated stream begins at the first token again. What is told twice has to be the same."""
-    told.parts = told.parts or [[] for _ in range(choices)]
+    """Takes what is new. What is told twice has to be the same."""
     at, ended = [0] * choices, set()
     async for line in reply.content:
         if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
@@ -148,7 +169,8 @@ async def _read_events(reply: aiohttp.ClientResponse, told: Told, choices: int) 
             at[number] += len(ids)
             if new := ids[len(known) :]:
                 told.parts[number] += new
-                told.tokens_s.append(time.monotonic())
+                told.came(time.monotonic())
+            told.chunk(choice)
             if choice.get("finish_reason"):
                 ended.add(number)
     if len(ended) < choices:
@@ -158,21 +180,20 @@ async def _read_events(reply: aiohttp.ClientResponse, told: Told, choices: int) 
 async def ask_native(client: Client, question: Question, told: Told, unique: str, *, stream: bool) -> None:
     """By the Python client, which does all of that itself. `unique`: makes it a request that no cache has."""
     fields = {**question.body, "stop": [unique], "timeout_s": DEADLINE_S}
-    told.tries = 1
+    told.begin(question.choices)
     try:
         if not stream:
             ask = client.chat if question.endpoint == "chat.completions" else client.complete
-            answer = await ask(fields.pop("messages", None) or fields.pop("prompt"), **fields)
-            told.parts = [list(choice["token_ids"]) for choice in answer["choices"]]
+            told.whole(await ask(fields.pop("messages", None) or fields.pop("prompt"), **fields))
             return
         begin = client.chat_stream if question.endpoint == "chat.completions" else client.complete_stream
-        told.parts = [[] for _ in range(question.choices)]
         async with begin(fields.pop("messages", None) or fields.pop("prompt"), **fields) as chunks:
             async for chunk in chunks:
                 for choice in chunk["choices"]:
+                    told.chunk(choice)
                     if ids := choice.get("token_ids"):
                         told.parts[choice["index"]] += ids
-                        told.tokens_s.append(time.monotonic())
+                        told.came(time.monotonic())
     except PdbusError as error:
         why = f"{error.code}: {error.message}"
         if error.retryable or isinstance(error, DeadlineExceeded):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,20 +45,20 @@ def arguments(argv: list[str]) -> Wanted:
 def main(argv: list[str]) -> int:
     wanted = arguments(argv)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        found = runner.run(chaos(wanted))
+        found = runner.run(chaos(wanted, lambda line: print(line, file=sys.stderr, flush=True)))
     judged = judged_of(found)
     print(render(found, judged, wanted.seed))
     return 0 if sound(found, judged) else 1
 
 
 def judged_of(found: Found) -> Judgement:
-    return judge(found.told, found.expected, found.strikes, _names)
+    return judge(found.judged, found.strikes, _names)
 
 
 def sound(found: Found, judged: Judgement) -> bool:
     """Every goal is met."""
     back = all(strike.back_s is not None for strike in found.strikes)
-    return judged.sound and back and not (found.held or found.grown or found.silent or found.exits)
+    return judged.sound and back and not (found.held or found.grown or found.silent or found.exits or found.troubles)
 
 
 def render(found: Found, judged: Judgement, seed: int) -> str:
@@ -72,18 +73,19 @@ def render(found: Found, judged: Judgement, seed: int) -> str:
     for name, strikes in sorted(named.items()):
         counts = [str(judged.struck[name, what]) for what in OUTCOMES]
         rows.append([name, str(len(strikes)), *counts, *_times(found, strikes)])
-    tried = sum(told.tries > 1 for told in found.told)
-    tokens = sum(len(ids) for told in found.told for ids in told.ids)
+    tried = sum(one.tries > 1 for one in found.judged)
+    tokens = sum(one.tokens for one in found.judged)
     parts = [
-        f"seed {seed}, {found.seconds:.0f} s, {len(found.told)} requests, {tokens} tokens; "
+        f"seed {seed}, {found.seconds:.0f} s, {len(found.judged)} requests, {tokens} tokens; "
         f"HTTP requests asked more than once: {tried}; completed: {judged.completed:.3%}, "
-        f"completed or refused: {(judged.counts[RIGHT] + judged.counts[REFUSED]) / max(len(found.told), 1):.3%}",
+        f"completed or refused: {(judged.counts[RIGHT] + judged.counts[REFUSED]) / max(len(found.judged), 1):.3%}",
         markdown(head, rows),
     ]
     leaks = [f"{id} holds {held}" for id, held in found.held.items()]
     leaks += found.grown + [f"{id} tells nothing" for id in found.silent]
     parts.append("leaks: " + ("; ".join(leaks) or "none"))
     parts.append("ended unasked: " + ("; ".join(found.exits) or "none"))
+    parts += [f"trouble: {trouble}" for trouble in found.troubles]
     never = [f"{strike.process} ({strike.way})" for strike in found.strikes if strike.back_s is None]
     parts += [f"never ready again: {', '.join(never)}"] if never else []
     parts += [f"- {count} x {reason}" for reason, count in judged.reasons.most_common(_TOLD)]
@@ -96,9 +98,9 @@ def _names(strike: Strike) -> Sequence[str]:
 
 
 def _times(found: Found, strikes: Sequence[Strike]) -> list[str]:
-    gaps = [gap for strike in strikes if (gap := longest_gap(strike, found.told)) is not None]
+    gaps = [gap for strike in strikes if (gap := longest_gap(strike, found.judged)) is not None]
     back = [strike.back_s - strike.at_s for strike in strikes if strike.back_s is not None]
-    broken = [at_s for told in found.told for at_s in told.broken_s]
+    broken = [at_s for one in found.judged for at_s in one.broken_s]
     return [
         str(sum(any(strike.at_s <= at_s <= strike.until_s for strike in strikes) for at_s in broken)),
         *(f"{percentile(gaps, p):.1f}" if gaps else "-" for p in (50, 99)),

@@ -2,30 +2,63 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from loadtest.chaos.asking import Told
-from loadtest.chaos.questions import Ids
+from loadtest.chaos.questions import Right
 from loadtest.chaos.strikes import Strike
 
 RIGHT, REFUSED, FAILED, WRONG, DOUBLED, MISSING = "right", "refused", "failed", "wrong", "doubled", "missing"
 OUTCOMES = (RIGHT, REFUSED, FAILED, WRONG, DOUBLED, MISSING)
 
 
-def outcome(told: Told, expected: Ids) -> str:
+def outcome(told: Told, right: Right) -> str:
     """What was told before a refusal has to be right, too."""
     if told.refused or told.failed:
-        begun = all(tuple(part) == right[: len(part)] for part, right in zip(told.parts, expected, strict=False))
+        begun = all(tuple(part) == wanted[: len(part)] for part, wanted in zip(told.parts, right.ids, strict=False))
+        begun = begun and all(map(str.startswith, right.texts, told.texts))
         return WRONG if not begun else REFUSED if told.refused else FAILED
-    if told.ids == expected:
-        return RIGHT
-    lengths = [(len(part), len(right)) for part, right in zip(told.ids, expected, strict=False)]
-    if len(told.ids) != len(expected) or any(got < wanted for got, wanted in lengths):
+    if told.ids == right.ids:
+        return RIGHT if tuple(told.texts) == right.texts else WRONG
+    lengths = [(len(part), len(wanted)) for part, wanted in zip(told.ids, right.ids, strict=False)]
+    if len(told.ids) != len(right.ids) or any(got < wanted for got, wanted in lengths):
         return MISSING
     return DOUBLED if any(got > wanted for got, wanted in lengths) else WRONG
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One request, and of what it was told only what is needed yet: a run has tens of thousands."""
+
+    what: str
+    sent_s: float
+    end_s: float
+    last_s: float
+    tries: int
+    tokens: int
+    pauses: tuple[tuple[float, float], ...]
+    broken_s: tuple[float, ...]
+    reason: str
+    evidence: str
+
+    @classmethod
+    def of(cls, told: Told, right: Right) -> Self:
+        what = outcome(told, right)
+        return cls(
+            what,
+            told.sent_s,
+            told.end_s,
+            told.last_s,
+            told.tries,
+            sum(map(len, told.parts)),
+            tuple(told.pauses),
+            tuple(told.broken_s),
+            (told.failed or told.refused)[:160],
+            _difference(told, what, right) if what in (WRONG, DOUBLED, MISSING) else "",
+        )
 
 
 @dataclass
@@ -46,41 +79,36 @@ class Judgement:
         return all(self.counts[bad] == 0 for bad in (FAILED, WRONG, DOUBLED, MISSING)) and self.completed >= 0.999
 
 
-def judge(
-    all: Sequence[Told], expected: Mapping[int, Ids], strikes: Sequence[Strike], tell: Callable[[Strike], Sequence[str]]
-) -> Judgement:
+def judge(all: Sequence[Judged], strikes: Sequence[Strike], tell: Callable[[Strike], Sequence[str]]) -> Judgement:
     """`tell`: under which names a strike is counted."""
     found = Judgement()
-    for told in all:
-        right = expected[told.question]
-        what = outcome(told, right)
-        found.counts[what] += 1
-        if reason := told.failed or told.refused:
-            found.reasons[f"{what}: {reason[:160]}"] += 1
-        if what in (WRONG, DOUBLED, MISSING):
-            found.evidence.append(_difference(told, what, right))
-        names = {name for strike in strikes if overlaps(strike, told) for name in tell(strike)}
-        found.struck.update((name, what) for name in names)
+    for one in all:
+        found.counts[one.what] += 1
+        if one.reason:
+            found.reasons[f"{one.what}: {one.reason}"] += 1
+        if one.evidence:
+            found.evidence.append(one.evidence)
+        names = {name for strike in strikes if overlaps(strike, one) for name in tell(strike)}
+        found.struck.update((name, one.what) for name in names)
     return found
 
 
-def overlaps(strike: Strike, told: Told) -> bool:
-    return told.sent_s <= strike.until_s and told.end_s >= strike.at_s
+def overlaps(strike: Strike, one: Judged) -> bool:
+    return one.sent_s <= strike.until_s and one.end_s >= strike.at_s
 
 
-def longest_gap(strike: Strike, all: Sequence[Told]) -> float | None:
+def longest_gap(strike: Strike, all: Sequence[Judged]) -> float | None:
     """Of the streams that ran when it came: the longest time without a token that has to do with it. None: none ran."""
-    gaps = []
-    for told in all:
-        if told.tokens_s and told.sent_s <= strike.at_s <= told.tokens_s[-1]:
-            moments = [told.sent_s, *told.tokens_s]
-            gaps += [b - a for a, b in itertools.pairwise(moments) if b >= strike.at_s and a <= strike.until_s]
+    gaps: list[float] = []
+    for one in all:
+        if one.sent_s <= strike.at_s <= one.last_s:
+            gaps += [0.0, *(b - a for a, b in one.pauses if b >= strike.at_s and a <= strike.until_s)]
     return max(gaps, default=None)
 
 
-def _difference(told: Told, what: str, right: Ids) -> str:
+def _difference(told: Told, what: str, right: Right) -> str:
     where = []
-    for number, (got, wanted) in enumerate(zip(told.ids, right, strict=False)):
+    for number, (got, wanted) in enumerate(zip(told.ids, right.ids, strict=False)):
         if got != wanted:
             at = next(
                 (i for i, (a, b) in enumerate(zip(got, wanted, strict=False)) if a != b), min(map(len, (got, wanted)))
@@ -89,4 +117,6 @@ def _difference(told: Told, what: str, right: Ids) -> str:
                 f"choice {number} from {at} of {len(wanted)} ({len(got)} came): "
                 f"{got[at : at + 6]}, not {wanted[at : at + 6]}"
             )
+    if not where:
+        where.append(f"the text: {told.texts!r:.200}, not {right.texts!r:.200}")
     return f"{what}, {told.way}, question {told.question}, {told.tries} tries: {'; '.join(where)}"

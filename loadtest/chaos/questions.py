@@ -9,6 +9,15 @@ from typing import Any, Literal
 Ids = tuple[tuple[int, ...], ...]
 """Of an answer's tokens, choice by choice."""
 
+
+@dataclass(frozen=True)
+class Right:
+    """What an undisturbed run answered, choice by choice."""
+
+    ids: Ids
+    texts: tuple[str, ...]
+
+
 _PROMPT_TOKENS = (20, 60, 300, 900)
 _NEW_TOKENS = (8, 60, 200, 600)
 _BEGINNINGS = 3

@@ -59,12 +59,17 @@ class Strikes:
     ended: Counter[str] = field(default_factory=Counter)
     """How often a process was made to end, by id."""
     _turn: list[str] = field(default_factory=list)
+    _ways: dict[str, list[str]] = field(default_factory=dict)
+    """That are left, by kind: each has had all of them before one comes again."""
 
-    async def next(self, every_s: float) -> None:
-        """Strikes whoever's turn it is; returns when that is over and `every_s` have passed."""
+    async def next(self, every_s: float, over: Callable[[], None] = lambda: None) -> None:
+        """Strikes whoever's turn it is; returns when that is over, which is told, and `every_s` have passed."""
         began_s = time.monotonic()
         self._turn = self._turn or self.rng.sample(KINDS, len(KINDS))
-        await self.strike(self._turn.pop(), self.rng.choice(WAYS))
+        kind = self._turn.pop()
+        self._ways[kind] = self._ways.get(kind) or self.rng.sample(WAYS, len(WAYS))
+        await self.strike(kind, self._ways[kind].pop())
+        over()
         await asyncio.sleep(max(0.0, every_s - (time.monotonic() - began_s)))
 
     async def strike(self, kind: str, way: str) -> None:

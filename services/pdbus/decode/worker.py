@@ -189,7 +189,7 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
         wanted = self.pool.format.pages_for(message.tokens + 1)
         if wanted > self.core.pages.total:
             raise TooLarge(f"{message.tokens} tokens are more than this worker's KV pool holds", param="tokens")
-        if not self.core.make_room(message.tenant, message.priority, wanted):
+        if not self.core.make_room(message.tenant, message.priority, wanted, interrupted=message.interrupted):
             raise Overloaded("no KV pages are free here", retry_after_s=0.5)
         hold.allocate(wanted)
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _ANSWER_S = 5.0
 """A decode worker grants or refuses a lease within a turn of its engine."""
+_AGAIN_S = 0.02
+"""At least so long after a refusal it asks again."""
 _SHORT = 8
 """So many times as many cached tokens as others: these are computed sooner than those are sent."""
 
@@ -97,6 +99,7 @@ class Handoff:
             ticket.deadline_ns,
             ticket.tenant,
             ticket.priority,
+            self._sequence.interrupted,
         )
         rng = random.Random()  # noqa: S311 - jitter
         retries = 0
@@ -106,8 +109,8 @@ class Handoff:
                 await self._worker.bus.call(DECODE_RESERVE(worker=self._decode_worker), reserve, ctx)
                 return
             except Overloaded:
-                retries += 1
-                wait_s = 0.02 + backoff_s(retries, rng)
+                retries += not reserve.interrupted  # it is to be there when there is room, and before all others
+                wait_s = _AGAIN_S + (backoff_s(retries, rng) if retries else 0.0)
                 if deadline.remaining_s <= wait_s:
                     raise
                 await asyncio.sleep(wait_s)

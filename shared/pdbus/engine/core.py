@@ -154,9 +154,10 @@ class Core:
 
     # What follows runs in the engine's thread.
 
-    def make_room(self, tenant: str, priority: int, pages: int) -> bool:
+    def make_room(self, tenant: str, priority: int, pages: int, *, interrupted: bool = False) -> bool:
         """Whether so many pages can be had for a new sequence of the tenant (engine/scheduler.py)."""
-        return self._scheduler.make_room(tenant, priority, pages) and self._scheduler.can_allocate(pages)
+        room = self._scheduler.make_room(tenant, priority, pages, interrupted=interrupted)
+        return room and self._scheduler.can_allocate(pages)
 
     def drop_root(self, kv_root: Digest) -> int:
         """Drops all pages made from it, and publishes none of those that running sequences still compute."""

@@ -164,9 +164,9 @@ class Scheduler:
                 if held_up or self._prefix_is_being_computed(sequence):
                     continue
                 missing = wanted - self.pages.matching(shareable(sequence, self.limits.page_tokens))
-                if not self.make_room(tenant_of(sequence), sequence.ticket.priority, missing) or not self._take_pages(
-                    sequence, wanted
-                ):
+                tenant, priority = tenant_of(sequence), sequence.ticket.priority
+                room = self.make_room(tenant, priority, missing, interrupted=sequence.interrupted)
+                if not room or not self._take_pages(sequence, wanted):
                     held_up = True  # those behind it that want pages wait too: a large prompt must not starve
                     continue
             self._start(sequence)
@@ -237,12 +237,13 @@ class Scheduler:
         """Beside one for each running answer, which may want it in this very turn."""
         return self.pages.can_allocate(pages + sum(not one.handoff for one in self.running))
 
-    def make_room(self, tenant: str, priority: int, wanted: int) -> bool:
+    def make_room(self, tenant: str, priority: int, wanted: int, *, interrupted: bool = False) -> bool:
         """Whether a new sequence may have so many pages, if they are free: not before preempted ones of its priority
-        have theirs back, unless its tenant holds less than its share. Who is of a lower priority gives way to it, and
-        below its share who is of the same; but nobody where all of them together hold too little."""
+        have theirs back, unless its tenant holds less than its share, or it is `interrupted`, for whose next token
+        somebody waits as for theirs. Who is of a lower priority gives way to it, and below its share who is of the
+        same; but nobody where all of them together hold too little."""
         below = self._tenants.below_share(tenant, wanted, self.pages)
-        if not below and any(one.ticket.priority >= priority for one in self.preempted):
+        if not below and not interrupted and any(one.ticket.priority >= priority for one in self.preempted):
             return False
         most_priority = priority if below else priority - 1
         able = self._preemption.able(self.running, most_priority)

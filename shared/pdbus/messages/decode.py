@@ -39,6 +39,8 @@ class Reserve:
     deadline_ns: int
     tenant: str = "anonymous"
     priority: int = DEFAULT_PRIORITY
+    interrupted: bool = False
+    """The answer was begun elsewhere, and somebody waits for its next token."""
 
     @property
     def session(self) -> str:

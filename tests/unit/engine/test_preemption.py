@@ -151,6 +151,26 @@ def test_preempted_ones_come_back_before_new_ones_are_admitted_and_keep_their_or
     assert [len(one.tokens) for one in (first, second, third, late)] == [17, 17, 17, 5]
 
 
+def test_an_interrupted_one_takes_room_that_is_too_little_for_those_that_are_preempted() -> None:
+    """Somebody waits for its next token, too; whoever has none yet waits for all of them."""
+    shelf = Shelf()
+    plan = scheduler(8, shelf)
+    old, young = sequence(plan.pages, [1] * 3, 30), sequence(plan.pages, [2] * 19, 8)
+    plan.add(old)
+    plan.add(young)
+    while not plan.preempted:
+        step(plan)
+    new, interrupted = sequence(plan.pages, [3] * 3, 2), sequence(plan.pages, [4] * 3, 2)
+    interrupted.ticket = replace(interrupted.ticket, delivered=(9,))
+    plan.add(new)
+    plan.add(interrupted)
+    assert step(plan).started == (interrupted,)
+    assert plan.preempted == [young]
+    while plan.all:
+        away = list(plan.preempted)
+        assert new not in step(plan).started or not away or not plan.preempted
+
+
 def test_a_preempted_one_ends_at_its_deadline_or_when_it_is_removed() -> None:
     shelf = Shelf()
     plan = scheduler(8, shelf)
