@@ -172,10 +172,7 @@ def _rows(rng: Random) -> None:
 
 def _line(rng: Random) -> None:
     """Of a batch's file, in pieces."""
-    body = spoiled(rng, {"model": "toy", "messages": [{"role": "user", "content": "x"}]}, lambda r: leaf(r, False))
-    whole = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
-    line = json.dumps(spoiled(rng, whole, lambda r: leaf(r, False)) if rng.random() < 0.5 else whole).encode()
-    content = line + rng.choice((b"", b"\n", b"\n\n \n")) + (damaged(rng, line) if rng.random() < 0.7 else line)
+    content, body = batch_file(rng)
     cut = rng.randrange(len(content) + 1)
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -191,6 +188,15 @@ def _line(rng: Random) -> None:
         read().send(None)
     with suppress(ValueError, RecursionError):
         canonical_body(body if isinstance(body, dict) else {"x": body})
+
+
+def batch_file(rng: Random) -> tuple[bytes, Any]:
+    """Two lines, and the body of the first request."""
+    body = spoiled(rng, {"model": "toy", "messages": [{"role": "user", "content": "x"}]}, lambda r: leaf(r, False))
+    whole = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    line = json.dumps(spoiled(rng, whole, lambda r: leaf(r, False)) if rng.random() < 0.5 else whole).encode()
+    content = line + rng.choice((b"", b"\n", b"\n\n \n")) + (damaged(rng, line) if rng.random() < 0.7 else line)
+    return content, body
 
 
 def _page_format(rng: Random) -> None:
