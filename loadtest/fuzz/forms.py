@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -175,13 +175,15 @@ def _line(rng: Random) -> None:
     content, body = batch_file(rng)
     cut = rng.randrange(len(content) + 1)
 
-    async def pieces() -> AsyncIterator[bytes]:
+    async def pieces() -> AsyncGenerator[bytes, None]:
         yield content[:cut]
         yield content[cut:]
 
     async def read() -> None:
-        async for number, found in split(pieces()):
-            parse(number, found, "chat.completions")
+        # Closed here, where they would otherwise wait for a turn of the loop, which no input of this kind gives it
+        async with aclosing(pieces()) as source, aclosing(split(source)) as lines:
+            async for number, found in lines:
+                parse(number, found, "chat.completions")
 
     # No loop of its own: nothing in it waits for anything
     with suppress(StopIteration):
