@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.fuzz import bulk, files, forms, http, jobs, stored, streams, subjects
+from loadtest.fuzz import bulk, files, forms, http, jobs, peers, stored, streams, subjects
 from loadtest.fuzz.drive import Fuzzer
 
 
@@ -28,6 +28,7 @@ KINDS = {
         "deltas, manifests, the change log, rows, batch lines, packed values: what has a layout", forms.forms
     ),
     "bulk": Kind("frames and credits of bulk streams", bulk.bulk),
+    "peers": Kind("answers and streams of peers that lie, and of a caller's own service", peers.peers),
     "gguf": Kind("GGUF files: header, metadata, tensor directory, bytes", files.gguf_files),
     "safetensors": Kind("safetensors files of a model folder: header and bytes", files.safetensors),
     "stored": Kind(
