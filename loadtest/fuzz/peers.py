@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -52,6 +53,7 @@ class Peers:
         """Of the input that began last: it draws the answers, whoever they are for."""
         self._sending: set[asyncio.Task[None]] = set()
         self._table = KvTable()
+        self._fetcher = BlockFetcher(asker, lambda _: [WEIGHT_BLOCKS_OF(model="toy", server=_LIAR)])
         self._asks: tuple[Callable[[Random, RequestContext], Awaitable[object]], ...] = (
             self._look, self._prefix, self._put, self._blocks, self._features, self._index,
         )  # fmt: skip
@@ -64,7 +66,7 @@ class Peers:
             (KVINDEX_SNAPSHOT(worker=_LIAR).name, lambda *_: (KvIndexSnapshot("i", 3, _VALUE), "", [])),
         )  # fmt: skip
         for subject, sound in answers:
-            await self._liar.transport.subscribe(subject, lambda raw, sound=sound: self._answer(raw, sound))
+            await self._liar.transport.subscribe(subject, partial(self._answer, sound))
 
     async def one(self, rng: Random) -> bool:
         ctx = RequestContext.after(_PATIENCE_S)
@@ -107,9 +109,8 @@ class Peers:
         async def sink(digest: bytes, content: memoryview) -> None:
             assert content_digest(content) == digest
 
-        fetcher = BlockFetcher(self._asker, lambda _: [WEIGHT_BLOCKS_OF(model="toy", server=_LIAR)])
         wanted = [Wanted(content_digest(_VALUE + key), at) for at, key in enumerate(_KEYS)]
-        await fetcher.fetch_some(wanted, sink, ctx)
+        await self._fetcher.fetch_some(wanted, sink, ctx)
 
     async def _features(self, rng: Random, ctx: RequestContext) -> None:
         source = SubjectSource(self._asker, "toy", _OWN_SERVICE)
@@ -153,7 +154,7 @@ class Peers:
         sizes = tuple(len(body) for _, body in parts)
         return BlocksReply(_LIAR, sizes), TRANSFER.name(address=asked.receiver, stream=asked.stream), parts
 
-    def _answer(self, raw: Raw, sound: Callable[[Random, Raw], tuple[Any, str, list[Part]]]) -> None:
+    def _answer(self, sound: Callable[[Random, Raw], tuple[Any, str, list[Part]]], raw: Raw) -> None:
         rng = self._rng
         reply, to, parts = sound(rng, raw)
         whole = self._as_plain(reply)
@@ -167,7 +168,7 @@ class Peers:
             task.add_done_callback(self._sending.discard)
 
     def _as_plain(self, message: Any) -> Any:
-        return decode(dict[str, Any], encode(message))  # type: ignore[arg-type]
+        return decode(dict[str, Any], encode(message))
 
     async def _send(self, to: str, parts: list[Part]) -> None:
         with suppress(PdbusError):

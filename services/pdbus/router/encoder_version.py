@@ -20,6 +20,7 @@ class TextIds:
     def __init__(self, tokenizer_json: bytes, known: Iterable[TextIds] = ()) -> None:
         """`known`: of other versions. Raises InvalidRequest where the file can't be used, with the reason."""
         self._made_of = content_digest(tokenizer_json)
+        self._tokenizer: tokenizers.Tokenizer
         same = next((other for other in known if other._made_of == self._made_of), None)
         if same is not None:
             self._tokenizer = same._tokenizer

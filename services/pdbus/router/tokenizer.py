@@ -27,7 +27,7 @@ class Tokenizer:
         self._add_bos: bool | None = config.get("add_bos_token")
         same = next((other for other in known if other._made_of == self._made_of), None)
         if same is not None:
-            self._tokenizer, self.bytes, self._longest = same._tokenizer, same.bytes, same._longest
+            self._tokenizer, self.bytes, self._longest = same._parsed
             return
         try:
             description = json.loads(tokenizer_json)
@@ -38,6 +38,11 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self.bytes = TokenBytes(self._tokenizer, description)
         self._longest = max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=1)
+
+    @property
+    def _parsed(self) -> tuple[tokenizers.Tokenizer, TokenBytes, int]:
+        """What comes of tokenizer.json alone."""
+        return self._tokenizer, self.bytes, self._longest
 
     def id_of(self, text: str) -> int | None:
         found: int | None = self._tokenizer.token_to_id(text)
