@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,7 +16,7 @@ from loadtest.fuzz import seeds
 from loadtest.fuzz.gguf_seeds import FORMATS, gguf, gguf_bytes
 from loadtest.fuzz.noise import INTEGERS, blob, damaged, integer, leaf, nested, spoiled, text, tree
 from loadtest.fuzz.templates import template
-from loadtest.fuzz.use import serve, use
+from loadtest.fuzz.use import Passing, serve, use
 from pdbus.model.pretokenizer import CUTS
 
 _OPTIONAL = ("expert_count", "attention.sliding_window", "attention.value_length", "rope.dimension_count",
@@ -24,12 +26,13 @@ _OPTIONAL_TOO = ("split.count", "tokenizer.ggml.add_eos_token", "tokenizer.ggml.
 """Metadata that no sound file here has."""
 
 
-class Files:
+class Files(ABC):
     """What the three kinds share: folders with a sound model each, of which an input spoils one file."""
 
     width = 1
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, thread: Passing) -> None:
+        self._thread = thread
         self._models = {name: seeds.model(name) for name in seeds.CONFIGS}
         self._folder = folder
         for name in self._models:
@@ -39,6 +42,12 @@ class Files:
     def _write(self) -> None:
         for name, model in self._models.items():
             model.write(self._folder / name)
+
+    async def one(self, rng: Random) -> bool:
+        return await self._thread.do(partial(self._one, rng))
+
+    @abstractmethod
+    def _one(self, rng: Random) -> bool: ...
 
     async def ends(self) -> None:
         """The sound models still open."""
@@ -57,12 +66,12 @@ class Files:
 
 
 class Gguf(Files):
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, thread: Passing) -> None:
+        super().__init__(folder, thread)
         self._path = folder / "model.gguf"
         self._files = [gguf(name) for name in FORMATS]
 
-    async def one(self, rng: Random) -> bool:
+    def _one(self, rng: Random) -> bool:
         self._path.write_bytes(self._content(rng))
         return use(self._path)
 
@@ -119,7 +128,7 @@ def _spoil_tensor(rng: Random, tensors: dict[str, list[Any]]) -> None:
 
 
 class Safetensors(Files):
-    async def one(self, rng: Random) -> bool:
+    def _one(self, rng: Random) -> bool:
         name = rng.choice(list(self._models))
         model = self._models[name]
         if seeds.INDEX in model.files and rng.random() < 0.3:
@@ -164,7 +173,7 @@ def _otherwise(rng: Random, header: dict[str, Any], data: bytes) -> tuple[dict[s
 class Meta(Files):
     """config.json, tokenizer.json and their like, and the chat template."""
 
-    async def one(self, rng: Random) -> bool:
+    def _one(self, rng: Random) -> bool:
         name = rng.choice(list(self._models))
         model = self._models[name]
         file = rng.choice((*model.files, *(set(model.files) & {"tokenizer.json", "chat_template.jinja"})))
@@ -209,14 +218,17 @@ def _object(value: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def gguf_files(folder: Path) -> AsyncIterator[Gguf]:
-    yield Gguf(folder)
+    with Passing() as thread:
+        yield Gguf(folder, thread)
 
 
 @asynccontextmanager
 async def safetensors(folder: Path) -> AsyncIterator[Safetensors]:
-    yield Safetensors(folder)
+    with Passing() as thread:
+        yield Safetensors(folder, thread)
 
 
 @asynccontextmanager
 async def meta(folder: Path) -> AsyncIterator[Meta]:
-    yield Meta(folder)
+    with Passing() as thread:
+        yield Meta(folder, thread)

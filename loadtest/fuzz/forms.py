@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -172,25 +172,33 @@ def _rows(rng: Random) -> None:
 
 def _line(rng: Random) -> None:
     """Of a batch's file, in pieces."""
-    body = spoiled(rng, {"model": "toy", "messages": [{"role": "user", "content": "x"}]}, lambda r: leaf(r, False))
-    whole = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
-    line = json.dumps(spoiled(rng, whole, lambda r: leaf(r, False)) if rng.random() < 0.5 else whole).encode()
-    content = line + rng.choice((b"", b"\n", b"\n\n \n")) + (damaged(rng, line) if rng.random() < 0.7 else line)
+    content, body = batch_file(rng)
     cut = rng.randrange(len(content) + 1)
 
-    async def pieces() -> AsyncIterator[bytes]:
+    async def pieces() -> AsyncGenerator[bytes, None]:
         yield content[:cut]
         yield content[cut:]
 
     async def read() -> None:
-        async for number, found in split(pieces()):
-            parse(number, found, "chat.completions")
+        # Closed here, where they would otherwise wait for a turn of the loop, which no input of this kind gives it
+        async with aclosing(pieces()) as source, aclosing(split(source)) as lines:
+            async for number, found in lines:
+                parse(number, found, "chat.completions")
 
     # No loop of its own: nothing in it waits for anything
     with suppress(StopIteration):
         read().send(None)
     with suppress(ValueError, RecursionError):
         canonical_body(body if isinstance(body, dict) else {"x": body})
+
+
+def batch_file(rng: Random) -> tuple[bytes, Any]:
+    """Two lines, and the body of the first request."""
+    body = spoiled(rng, {"model": "toy", "messages": [{"role": "user", "content": "x"}]}, lambda r: leaf(r, False))
+    whole = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    line = json.dumps(spoiled(rng, whole, lambda r: leaf(r, False)) if rng.random() < 0.5 else whole).encode()
+    content = line + rng.choice((b"", b"\n", b"\n\n \n")) + (damaged(rng, line) if rng.random() < 0.7 else line)
+    return content, body
 
 
 def _page_format(rng: Random) -> None:

@@ -17,7 +17,7 @@ from loadtest.fuzz.schema import Schemas
 from loadtest.fuzz.twin import MODEL, Twin, twin
 
 _METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", "CONNECT", "FOO", "G\0T")
-_HEADERS = {
+HEADERS = {
     "X-Request-Timeout-Ms": ("1", "0", "-1", "50", "999999999", "9" * 30, "1.5", "NaN", "１"),
     "Cache-Control": ("no-store", "no-cache", "max-age=0", "max-age=-1", "max-age=" + "9" * 40, ",,=,=", "max-age"),
     "Idempotency-Key": ("k", "", "x" * 255, "x" * 256, "\xff\xfe", "a b"),
@@ -68,7 +68,7 @@ class Http:
 
     async def learn(self) -> None:
         """What is served, from the document that is."""
-        reply = await self._idle[0].ask(_request("GET", "/openapi.json", {}, b""), ends=False)
+        reply = await self._idle[0].ask(request_bytes("GET", "/openapi.json", {}, b""), ends=False)
         assert reply is not None
         document = json.loads(reply.body)
         self._schemas = Schemas(document, _OWN)
@@ -90,14 +90,14 @@ class Http:
         finally:
             self._idle.append(connection)
         assert reply is not None or not sound, f"no answer to a sound head: {request[:300]!r}"
-        return reply is not None and _judged(reply, request)
+        return reply is not None and self._judged(reply, request)
 
     async def ends(self) -> None:
         await self._twin.until_idle()
         body = {"model": MODEL, "prompt": "x", "max_tokens": 4}
         headers = {"Content-Type": "application/json"}
         reply = await self._idle[0].ask(
-            _request("POST", "/v1/completions", headers, json.dumps(body).encode()), ends=False
+            request_bytes("POST", "/v1/completions", headers, json.dumps(body).encode()), ends=False
         )
         assert getattr(reply, "status", None) == 200, f"a good request is answered by {reply}"
         for connection in self._idle:
@@ -109,8 +109,8 @@ class Http:
         path = path.replace("{name}", quote(text(rng), safe="") or "x")
         body = self._body(rng, schema) if schema else (b"" if rng.random() < 0.8 else b"{}")
         headers = {"Content-Type": "application/json"}
-        for name in rng.sample(list(_HEADERS), rng.choice((0, 0, 0, 1, 2, 4))):
-            headers[name] = rng.choice(_HEADERS[name])
+        for name in rng.sample(list(HEADERS), rng.choice((0, 0, 0, 1, 2, 4))):
+            headers[name] = rng.choice(HEADERS[name])
         if headers.get("Content-Encoding") == "gzip" and rng.random() < 0.8:
             body = gzip.compress(body, 1)
             body = damaged(rng, body) if rng.random() < 0.5 else body
@@ -130,11 +130,24 @@ class Http:
                     path + "?a=%zz",
                 )
             )
-        whole = _request(method, path, headers, body, chunked=rng.random() < 0.05)
+        whole = request_bytes(method, path, headers, body, chunked=rng.random() < 0.05)
         if rng.random() < 0.1:
             return damaged(rng, whole), False
         odd = method not in ("GET", "POST") or {"Upgrade", "Expect", "Host"} & headers.keys() or "\xff" in str(headers)
         return whole, not odd and path.startswith("/v1") and len(whole) < 8000
+
+    def _judged(self, reply: Reply, request: bytes) -> bool:
+        """Whether it was accepted. Raises AssertionError for an answer that no request may get."""
+        shown = request[:2000]
+        assert reply.status < 500 or reply.status in (502, 503, 504), f"{reply.status}: {reply.body!r} to {shown!r}"
+        if reply.status < 400:
+            for line in reply.body.splitlines():
+                assert b'"internal_error"' not in line, f"{line!r} to {shown!r}"
+            return True
+        if reply.headers.get("content-type", "").startswith("application/json") and reply.body:
+            error = json.loads(reply.body)
+            assert "error" not in error or len(error["error"]["message"]) < 2000, f"a long message to {shown!r}"
+        return False
 
     def _body(self, rng: Random, schema: Any) -> bytes:
         value = self._schemas.of(rng, schema)
@@ -146,7 +159,7 @@ class Http:
         return damaged(rng, whole) if rng.random() < 0.15 else whole
 
 
-def _request(method: str, path: str, headers: dict[str, str], body: bytes, *, chunked: bool = False) -> bytes:
+def request_bytes(method: str, path: str, headers: dict[str, str], body: bytes, *, chunked: bool = False) -> bytes:
     sent = {"Host": "localhost", **headers}
     if chunked:
         sent["Transfer-Encoding"] = "chunked"
@@ -155,21 +168,6 @@ def _request(method: str, path: str, headers: dict[str, str], body: bytes, *, ch
         sent["Content-Length"] = str(len(body))
     head = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
     return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode("utf-8", "replace") + body
-
-
-def _judged(reply: Reply, request: bytes) -> bool:
-    """Whether it was accepted. Raises AssertionError for an answer that no request may get."""
-    assert reply.status < 500 or reply.status in (502, 503, 504), (
-        f"{reply.status}: {reply.body!r} to {request[:2000]!r}"
-    )
-    if reply.status < 400:
-        for line in reply.body.splitlines():
-            assert b'"internal_error"' not in line, f"{line!r} to {request[:2000]!r}"
-        return True
-    if reply.headers.get("content-type", "").startswith("application/json") and reply.body:
-        error = json.loads(reply.body)
-        assert "error" not in error or len(error["error"]["message"]) < 2000, f"a long message to {request[:2000]!r}"
-    return False
 
 
 @asynccontextmanager

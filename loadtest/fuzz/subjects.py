@@ -183,7 +183,7 @@ async def subjects(folder: Path) -> AsyncIterator[Subjects]:
         async def ask() -> None:
             made.check()
             await made.until_idle()
-            await _complete(router.url)
+            await complete(router.url)
 
         known = {service: card.id for service, card in cards.items()} | {"address": cards["decode"].bulk}
         fuzzer = Subjects(made.bus, _known(known), cards["decode"].roots[0], ask, all_subjects())
@@ -198,7 +198,7 @@ async def twin_subjects(_: Path) -> AsyncIterator[Subjects]:
 
         async def ask() -> None:
             await made.until_idle()
-            await _complete(made.router.http.url)
+            await complete(made.router.http.url)
 
         known = {"router": "router-0", "decode": "decode-0", "prefill": "prefill-0", "address": made.bus.bulk.address}
         fuzzer = Subjects(made.bus, _known(known), made.root, ask, _ROUTERS)
@@ -220,7 +220,7 @@ def _known(live: dict[str, str]) -> dict[str, str]:
     return {**live, **other, **rest, **stream}
 
 
-async def _complete(url: str) -> None:
+async def complete(url: str) -> None:
     body = {"model": MODEL, "prompt": "Are you still there?", "max_tokens": 4, "ignore_eos": True}
     async with aiohttp.ClientSession() as http, http.post(f"{url}/v1/completions", json=body) as answer:
         assert answer.status == 200, await answer.text()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from loadtest.simulated import SimulatedWorker
 from loadtest.simulated_peers import Peers
 from loadtest.simulated_version import SimulatedVersions, scope, version
-from pdbus.bus.bus import Bus, memory_bus
+from pdbus.bus.bus import Bus, connect, memory_bus
 from pdbus.bus.memory import MemoryBroker
 from pdbus.bus.presence import Fleet
 from pdbus.context import Deadline
@@ -20,6 +20,7 @@ from pdbus.router.settings import RouterSettings
 from pdbus.router.wiring import Router, router
 
 MODEL = "toy"
+_READY_S = 30.0
 _IDLE_S = 30.0
 
 
@@ -54,23 +55,30 @@ class Twin:
 
 
 @asynccontextmanager
-async def twin() -> AsyncIterator[Twin]:
+async def twin(nats_url: str | None = None) -> AsyncIterator[Twin]:
+    """`nats_url`: of a real server, so that there are jobs; None: the in-memory bus."""
     manifest = version()
     made, broker, peers = SimulatedVersions(manifest), MemoryBroker(), Peers()
+
+    def connected() -> AbstractAsyncContextManager[Bus]:
+        return memory_bus(broker) if nats_url is None else connect(nats_url, name="twin")
+
     async with AsyncExitStack() as stack:
-        bus = await stack.enter_async_context(memory_bus(broker))
-        caller = await stack.enter_async_context(memory_bus(broker))
+        bus = await stack.enter_async_context(connected())
+        caller = await stack.enter_async_context(connected())
+        if nats_url is not None:
+            await bus.logs.ensure()
         fleet = await stack.enter_async_context(Fleet(bus))
         workers = []
         for service in ("prefill", "decode"):
-            own = await stack.enter_async_context(memory_bus(broker))
+            own = await stack.enter_async_context(connected())
             scopes = {manifest.root: scope(manifest)}
             worker = SimulatedWorker(service, f"{service}-0", own, (manifest.root,), MODEL, peers, scopes)
             workers.append(await stack.enter_async_context(worker))
-        await fleet.wait_for(lambda f: len(f.live("prefill")) + len(f.live("decode")) == 2, Deadline.after(5))
+        await fleet.wait_for(lambda f: len(f.live("prefill")) + len(f.live("decode")) == 2, Deadline.after(_READY_S))
         settings = RouterSettings(id="router-0", model=MODEL, http_port=0)
         ring = await stack.enter_async_context(CacheRing(bus, fleet, replicas=1))
         entries = FeatureEntries(await stack.enter_async_context(CacheRing(bus, fleet, replicas=1)))
         serving = await stack.enter_async_context(router(settings, bus, fleet, made, made, ring, entries))
-        await serving.frontend.models.get(manifest.root, Deadline.after(5))
+        await serving.frontend.models.get(manifest.root, Deadline.after(_READY_S))
         yield Twin(caller, serving, tuple(workers), manifest.root)

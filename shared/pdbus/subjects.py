@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Final, Generic, TypeVar
 from urllib.parse import unquote
 
+from pdbus.errors import InvalidRequest
 from pdbus.messages import (
     bulk,
     cache,
@@ -247,6 +248,15 @@ KV = Bulk("pd.v1.kv.{worker}.{session}.{attempt}")
 """Prefill to decode; the lease names it."""
 TRANSFER = Bulk("pd.v1.bulk.{address}.{stream}")
 """Everything else that is bulk, to the bulk address of its receiver."""
+
+
+def transfer_to(address: str, stream: str) -> str:
+    """The subject of a stream that a peer named. Raises InvalidRequest where it named none."""
+    if not address or not stream:
+        raise InvalidRequest("a bulk stream is named by an address and a number")
+    return TRANSFER.name(address=address, stream=stream)
+
+
 CREDIT = Event("pd.v1.credit.{address}", bulk.Credit)
 """To the bulk address of a sender."""
 

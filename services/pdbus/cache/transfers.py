@@ -16,7 +16,7 @@ from pdbus.context import Deadline
 from pdbus.errors import Corrupt, Unavailable
 from pdbus.messages.bulk import CacheHead
 from pdbus.peers.background import Background
-from pdbus.subjects import TRANSFER
+from pdbus.subjects import transfer_to
 from pdbus.tasks import cancelled
 
 _AT_ONCE = 4
@@ -90,7 +90,7 @@ class Transfers:
 
         loading = asyncio.create_task(loaded(cut[0]))
         try:
-            async with self._bus.bulk.send(TRANSFER.name(address=address, stream=stream), deadline) as out:
+            async with self._bus.bulk.send(transfer_to(address, stream), deadline) as out:
                 for number, run in enumerate(cut):
                     there = await loading
                     if number + 1 < len(cut):

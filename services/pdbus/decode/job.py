@@ -14,7 +14,7 @@ from pdbus.decode.receive import receive
 from pdbus.engine.job import Job, to_the_end
 from pdbus.engine.sequence import Ended, Event, Produced, Sequence
 from pdbus.engine.version import Pin, Version
-from pdbus.errors import Conflict, DeadlineExceeded
+from pdbus.errors import Conflict, Corrupt, DeadlineExceeded
 from pdbus.kv.prefix import PrefixScope, page_keys, tokens_digest
 from pdbus.messages.common import Ticket
 from pdbus.messages.decode import DecodeRun, KvFinal, Reserve
@@ -114,6 +114,8 @@ class DecodeJob(Job):
         first = lease.final.first
         if first.index != len(ticket.delivered) or len(first.ids) != (first.finish is None):
             raise Conflict("the final frame's first token is not the answer's next one")
+        if not all(0 <= token < self._pins[0].version.config.vocab_size for token in first.ids):
+            raise Corrupt("the final frame's first token is outside the vocabulary")
         return run, lease, lease.final
 
     async def _decode(self, run: DecodeRun, lease: PageLease, final: KvFinal) -> None:

@@ -82,6 +82,8 @@ class PageLease:
             self.reserve.attempt,
         ) or first.root != self.reserve.root:
             raise Corrupt("the first token belongs to another attempt")
+        if not 0 <= (first.cached_tokens or 0) <= final.tokens:
+            raise Corrupt(f"{first.cached_tokens} of {final.tokens} tokens can't have been cached")
         self.final = final
 
     def _check_generation(self, attempt: int, root: bytes) -> None:

@@ -40,7 +40,7 @@ from pdbus.messages.bulk import CacheHead
 from pdbus.messages.common import Digest
 from pdbus.messages.decode import Adopt, PagesFound, PagesWanted
 from pdbus.messages.presence import Card
-from pdbus.subjects import DECODE_ADOPT, TRANSFER
+from pdbus.subjects import DECODE_ADOPT, transfer_to
 
 if TYPE_CHECKING:
     from pdbus.decode.job import DecodeJob
@@ -168,7 +168,7 @@ class Mover:
 
         async def send() -> None:
             try:
-                to = TRANSFER.name(address=message.receiver, stream=message.stream)
+                to = transfer_to(message.receiver, message.stream)
                 async with self._worker.bus.bulk.send(to, ctx.deadline) as out:
                     for index, page in enumerate(hold.pages, message.first):
                         await out.item(CacheHead(index), export_page(self._worker.pool, page))

@@ -19,7 +19,7 @@ from pdbus.messages.common import Digest
 from pdbus.messages.param_server import BlocksReply, BlocksRequest
 from pdbus.param_server.heat import Heat
 from pdbus.param_server.store import BlockStore
-from pdbus.subjects import TRANSFER, WEIGHT_BLOCKS, WEIGHT_BLOCKS_OF
+from pdbus.subjects import WEIGHT_BLOCKS, WEIGHT_BLOCKS_OF, transfer_to
 from pdbus.tasks import cancelled
 
 log = logging.getLogger(__name__)
@@ -125,8 +125,8 @@ class BlockServer:
         return [self._store.read(digest) for digest in digests]
 
     async def _send(self, message: BlocksRequest, found: Sequence[memoryview | None], deadline: Deadline) -> None:
-        subject = TRANSFER.name(address=message.receiver, stream=message.stream)
         try:
+            subject = transfer_to(message.receiver, message.stream)
             async with self._bus.bulk.send(subject, deadline) as out:
                 for index, content in enumerate(found):
                     if content is not None:

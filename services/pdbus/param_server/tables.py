@@ -22,7 +22,7 @@ from pdbus.param_server.table_fold import TableFold
 from pdbus.peers.background import Background
 from pdbus.peers.history import HistoryFollower
 from pdbus.peers.rows.reader import INLINE_BYTES, LARGEST_READ_BYTES, MOST_READ_ROWS
-from pdbus.subjects import TABLE_READ, TRANSFER
+from pdbus.subjects import TABLE_READ, transfer_to
 from pdbus.tasks import cancelled
 from pdbus.weights.blocks import byte_view
 from pdbus.weights.history import History
@@ -105,7 +105,7 @@ class Tables:
         values = reading.finish() if reading.finished else await asyncio.to_thread(reading.finish)
         if not message.stream:
             return about(values=encoded_values(values))
-        subject = TRANSFER.name(address=message.receiver, stream=message.stream)
+        subject = transfer_to(message.receiver, message.stream)
         send = partial(self._send, subject, byte_view(values), ctx.deadline.within(_SEND_S))
         if not self._sends.start(size, send):
             raise Unavailable(f"{self._server} is sending as many rows as it can")

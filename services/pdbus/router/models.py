@@ -215,7 +215,8 @@ class Models:
         if self._built and self._built[0] == files:
             return with_weights(self._built[1], root, tensors)
         meta = await self._reader.meta(root, ctx)
-        build = partial(build_version, root, meta, tensors)
+        known = [load.result() for load in self._loads.values() if _succeeded(load)]
+        build = partial(build_version, root, meta, tensors, known)
         version = await asyncio.get_running_loop().run_in_executor(self._executor, build)
         self._built = files, version
         return version

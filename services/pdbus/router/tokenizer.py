@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
 
+from pdbus.canonical import content_digest
 from pdbus.errors import InvalidRequest
 from pdbus.router.encode_texts import encode_texts
 from pdbus.router.token_bytes import TokenBytes
 
 
 class Tokenizer:
-    """Stateless once built; `encode` may run in any thread."""
+    """Stateless once built; `encode` may run in any thread. One for all versions that have the same file: each keeps
+    a cache of words in every thread that it was used in, which the library frees only with the thread."""
 
-    def __init__(self, tokenizer_json: bytes, config: Mapping[str, Any]) -> None:
-        """`config`: tokenizer_config.json. Raises InvalidRequest where the files can't be used, with the reason."""
+    def __init__(self, tokenizer_json: bytes, config: Mapping[str, Any], known: Iterable[Tokenizer] = ()) -> None:
+        """`config`: tokenizer_config.json; `known`: of other versions. Raises InvalidRequest where the files can't be
+        used, with the reason."""
+        self._made_of = content_digest(tokenizer_json)
+        self.special_texts = {name: _text(config.get(name)) for name in ("bos_token", "eos_token", "unk_token")}
+        """Of bos, eos and unk, as chat templates use them; "" where there is none."""
+        self._add_bos: bool | None = config.get("add_bos_token")
+        same = next((other for other in known if other._made_of == self._made_of), None)
+        if same is not None:
+            self._tokenizer, self.bytes, self._longest = same._parsed
+            return
         try:
             description = json.loads(tokenizer_json)
             self._tokenizer = tokenizers.Tokenizer.from_buffer(tokenizer_json)
@@ -26,10 +37,12 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.bytes = TokenBytes(self._tokenizer, description)
-        self.special_texts = {name: _text(config.get(name)) for name in ("bos_token", "eos_token", "unk_token")}
-        """Of bos, eos and unk, as chat templates use them; "" where there is none."""
-        self._add_bos: bool | None = config.get("add_bos_token")
         self._longest = max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=1)
+
+    @property
+    def _parsed(self) -> tuple[tokenizers.Tokenizer, TokenBytes, int]:
+        """What comes of tokenizer.json alone."""
+        return self._tokenizer, self.bytes, self._longest
 
     def id_of(self, text: str) -> int | None:
         found: int | None = self._tokenizer.token_to_id(text)

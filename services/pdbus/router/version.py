@@ -58,15 +58,19 @@ class Version:
 AnyVersion: TypeAlias = Version | EncoderVersion
 
 
-def build_version(root: Digest, meta: Mapping[str, bytes], tensors: Mapping[str, Digest]) -> AnyVersion:
-    """Slow (parses a vocabulary). Raises InvalidRequest where a file is missing or can't be used."""
+def build_version(
+    root: Digest, meta: Mapping[str, bytes], tensors: Mapping[str, Digest], known: Sequence[AnyVersion] = ()
+) -> AnyVersion:
+    """Slow: parses a vocabulary, unless one of the `known` versions has it. Raises InvalidRequest where a file is
+    missing or can't be used."""
     missing = {"config.json", "tokenizer.json", "tokenizer_config.json"} - meta.keys()
     if missing:
         raise InvalidRequest(f"the version lacks {', '.join(sorted(missing))}")
     config = config_of(meta)
     if isinstance(config, EncoderConfig):
-        return EncoderVersion(root, config, TextIds(meta["tokenizer.json"]))
-    tokenizer = Tokenizer(meta["tokenizer.json"], _object(meta, "tokenizer_config.json"))
+        return EncoderVersion(root, config, _texts(meta["tokenizer.json"], known))
+    others = (version.tokenizer for version in known if isinstance(version, Version))
+    tokenizer = Tokenizer(meta["tokenizer.json"], _object(meta, "tokenizer_config.json"), others)
     ends = stop_ids(_object(meta, "generation_config.json"), tokenizer)
     template = _template(meta.get("chat_template.jinja"), tokenizer)
     return Version(root, config, tokenizer, template, ends, dict(tensors))
@@ -77,6 +81,10 @@ def with_weights(version: AnyVersion, root: Digest, tensors: Mapping[str, Digest
     if isinstance(version, EncoderVersion):
         return replace(version, root=root)
     return replace(version, root=root, tensors=dict(tensors), _scopes={})
+
+
+def _texts(tokenizer_json: bytes, known: Sequence[AnyVersion]) -> TextIds:
+    return TextIds(tokenizer_json, (version.tokenizer for version in known if isinstance(version, EncoderVersion)))
 
 
 def _object(meta: Mapping[str, bytes], file: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pdbus.messages.bulk import CacheHead
 from pdbus.messages.cache import INLINE_BYTES, CacheDelete, CacheFound, CacheGet, CacheGetReply, CachePut
 from pdbus.messages.common import Digest
 from pdbus.peers.cache_prefix import PrefixRead
-from pdbus.subjects import CACHE_DELETE, CACHE_GET, CACHE_PUT, TRANSFER
+from pdbus.subjects import CACHE_DELETE, CACHE_GET, CACHE_PUT, transfer_to
 
 _STREAMED = frozenset({"kv", "model"})
 """Kinds whose values are large as a rule: their first read brings a bulk stream along."""
@@ -124,7 +124,7 @@ class CacheNode:
         reply = await self._bus.call(CACHE_PUT(node=self.name), put, ctx)
         if not reply.stream:
             return reply.stored
-        to = TRANSFER.name(address=reply.address, stream=reply.stream)
+        to = transfer_to(reply.address, reply.stream)
         async with self._bus.bulk.send(to, ctx.deadline) as out:
             await out.item(CacheHead(0), value)
         return True

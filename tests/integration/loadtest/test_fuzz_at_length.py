@@ -7,8 +7,8 @@ import pytest
 from loadtest.fuzz.supervise import fuzz
 
 INPUTS = {
-    "http": 4000, "nats": 4000, "twin": 4000, "bulk": 10_000, "forms": 5000, "gguf": 2000, "safetensors": 3000,
-    "meta": 2000, "stored": 2000,
+    "http": 4000, "jobs": 3000, "nats": 4000, "twin": 4000, "bulk": 10_000, "forms": 5000, "gguf": 2000,
+    "safetensors": 3000, "meta": 2000, "stored": 2000, "peers": 3000, "streams": 1000,
 }  # fmt: skip
 GROWN_BYTES = 48 << 20
 """Caches that have a bound fill up to it; what grows with the inputs would be far above."""

@@ -172,6 +172,25 @@ async def test_an_upload_that_breaks_off_gives_its_room_back(w: World) -> None:
     assert [file async for file in w.client.files.list()] == []
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"no colon\r\n\r\nx",
+        b"Content-Type: a/b\r\nContent-Type: a/b\r\n\r\nx",
+        b"X: " + b"y" * 9000 + b"\r\n\r\nx",
+        b'Content-Disposition: form-data; name="_charset_"\r\n\r\n' + b"x" * 40,
+        b'Content-Disposition: form-data; name="file"\r\nContent-Length: x\r\n\r\nx',
+    ],
+)
+async def test_a_form_that_is_none_is_the_senders_fault(w: World, part: bytes) -> None:
+    headers = {"Authorization": f"Bearer {w.key}", "Content-Type": "multipart/form-data; boundary=b"}
+    async with (
+        aiohttp.ClientSession(w.r.url, headers=headers) as http,
+        http.post("/v1/files", data=b"--b\r\n" + part + b"\r\n--b--\r\n") as response,
+    ):
+        assert response.status == 400, await response.text()
+
+
 async def test_what_a_dead_router_left_of_an_upload_is_removed_by_whoever_looks(w: World) -> None:
     to = FILES(tenant=w.tenant, file="file-left")
     for at in (0, 3):

@@ -84,6 +84,18 @@ def another_requests_first_token(hand: Hand) -> None:
     hand.final = replace(hand.final, first=replace(hand.final.first, request_id="another"))
 
 
+def a_first_token_outside_the_vocabulary(hand: Hand) -> None:
+    hand.final = replace(hand.final, first=replace(hand.final.first, ids=(1 << 20,)))
+
+
+def a_first_token_below_it(hand: Hand) -> None:
+    hand.final = replace(hand.final, first=replace(hand.final.first, ids=(-1,)))
+
+
+def more_cached_than_there_are(hand: Hand) -> None:
+    hand.final = replace(hand.final, first=replace(hand.final.first, cached_tokens=1 << 62))
+
+
 def final_of_another_root(hand: Hand) -> None:
     hand.final = replace(hand.final, root=bytes(32))
 
@@ -107,6 +119,9 @@ LIES = [
     another_start,
     wrong_checksum,
     another_requests_first_token,
+    a_first_token_outside_the_vocabulary,
+    a_first_token_below_it,
+    more_cached_than_there_are,
     final_of_another_root,
     no_final,
 ]

@@ -23,7 +23,8 @@ from loadtest.fuzz.use import use
 from pdbus.bus.codec import decode
 from pdbus.messages.decode import DecodeRun, KvFinal
 
-QUICK = {"http": 150, "twin": 150, "bulk": 400, "forms": 400, "gguf": 60, "safetensors": 100, "meta": 40, "stored": 80}
+QUICK = {"http": 150, "twin": 150, "bulk": 400, "forms": 400, "gguf": 60, "safetensors": 100, "meta": 40, "stored": 80,
+         "peers": 80}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", QUICK)

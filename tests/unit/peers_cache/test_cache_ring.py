@@ -13,13 +13,17 @@ from typing import Any
 import pytest
 
 from pdbus.bus.bus import Bus, memory_bus
+from pdbus.bus.codec import encode
 from pdbus.bus.memory import MemoryBroker
 from pdbus.bus.presence import Fleet
 from pdbus.caching.ring import HashRing
 from pdbus.context import Deadline, RequestContext
 from pdbus.errors import InvalidRequest, Overloaded, Unavailable
+from pdbus.messages.cache import CachePut, CachePutReply
 from pdbus.peers.background import Background
 from pdbus.peers.cache import GET_S, CacheRing
+from pdbus.peers.cache_node import CacheNode
+from pdbus.subjects import CACHE_PUT
 from tests.support.cache_nodes import Node, cache_node
 from tests.support.simulated_time import simulated
 
@@ -188,6 +192,18 @@ async def test_no_entry_of_another_root_is_given(bus: Bus, fleet: Fleet, nodes: 
     async with cache_ring(bus, fleet) as ring:
         await filled(ring)
         assert await ring.get("result", KEYS, b"\x02" * 32, MATERIALS, ctx()) == [None] * 24
+
+
+async def test_a_node_that_names_half_a_stream_is_refused_like_any_that_fails(bus: Bus, broker: MemoryBroker) -> None:
+    async with memory_bus(broker) as liar:
+        reply = encode(CachePutReply(False, "", "1"))
+        answer = await liar.transport.subscribe(
+            CACHE_PUT(node="liar").name, lambda raw: liar.transport.send(raw.reply, reply)
+        )
+        put = CachePut("kv", KEYS[0], ROOT, "t", b"m", 1000, 100_000)
+        with pytest.raises(InvalidRequest, match="bulk stream"):
+            await CacheNode(bus, "liar").put(put, bytes(100_000), ctx())
+        await answer.close()
 
 
 async def test_background_work_is_bounded_in_number_and_bytes() -> None:

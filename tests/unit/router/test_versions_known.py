@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -122,6 +123,20 @@ def test_files_that_can_not_be_used_are_refused(file: str, content: bytes | None
         return
     with pytest.raises(InvalidRequest):
         build_version(ROOTS[0], meta, {})
+
+
+def test_versions_with_the_same_tokenizer_file_share_one():
+    """The library frees a used one's cache only with the threads that it was used in: else each commit that changes a
+    template or a stop token would cost its megabytes."""
+    meta = meta_files()
+    first = build_version(ROOTS[0], meta, {})
+    other = {"tokenizer_config.json": b'{"eos_token": "x"}', "chat_template.jinja": b"{{ messages }}"}
+    second = build_version(ROOTS[1], meta | other, {}, [first])
+    assert second.tokenizer.bytes is first.tokenizer.bytes
+    assert second.tokenizer.special_texts["eos_token"] == "x" != first.tokenizer.special_texts["eos_token"]
+    tokenizer = json.loads(meta["tokenizer.json"])
+    changed = meta | {"tokenizer.json": json.dumps(tokenizer, indent=1).encode()}
+    assert build_version(ROOTS[1], changed, {}, [first]).tokenizer.bytes is not first.tokenizer.bytes
 
 
 @pytest.mark.parametrize("template", [None, b"{% for %}", b"{{ x | nothing }}", b"\xff{%"])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, aclosing, contextmanager
 
 import msgspec
-from aiohttp import BodyPartReader, web
+from aiohttp import BodyPartReader, MultipartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from pdbus.bus.stream_configs import JOBS_KEPT_S
 from pdbus.context import LONGEST_DEADLINE_S
@@ -52,18 +53,16 @@ class HttpFiles:
             raise web.HTTPUnsupportedMediaType(text="a file is sent as multipart/form-data")
         if "Content-Encoding" in http.headers:
             raise web.HTTPUnsupportedMediaType(text="a file is sent as it is, without Content-Encoding")
-        try:
-            async with asyncio.timeout(LONGEST_DEADLINE_S):
-                return _json(file(await self._stored(http)))
-        except (ValueError, web.RequestPayloadError):
-            raise InvalidRequest("the form broke off, or is none as its head says") from None
+        async with asyncio.timeout(LONGEST_DEADLINE_S):
+            return _json(file(await self._stored(http)))
 
     async def _stored(self, http: web.Request) -> FileMeta:
         fields: dict[str, str] = {}
-        form, parts = await http.multipart(), 0
+        with _reading():
+            form, parts = await http.multipart(), 0
         upload: Upload | None = None
         async with AsyncExitStack() as stack:
-            while (part := await form.next()) is not None:
+            while (part := await _next(form)) is not None:
                 parts += 1
                 if not isinstance(part, BodyPartReader) or parts > _MOST_PARTS:
                     raise InvalidRequest("the form has more in it than a file and what is said of it")
@@ -129,8 +128,26 @@ def _kept_s(fields: dict[str, str]) -> float | None:
     return float(whole_number("expires_after[seconds]", seconds or "", LEAST_KEPT_S, JOBS_KEPT_S))
 
 
+@contextmanager
+def _reading() -> Iterator[None]:
+    """A form that is none makes aiohttp's reader raise all of these, which elsewhere would be faults of ours."""
+    try:
+        yield
+    except (ValueError, AssertionError, RuntimeError, HttpProcessingError, web.RequestPayloadError):
+        raise InvalidRequest("the form broke off, or is none as its head says") from None
+
+
+async def _next(form: MultipartReader) -> BodyPartReader | MultipartReader | None:
+    with _reading():
+        return await form.next()
+
+
 async def _content(part: BodyPartReader) -> AsyncGenerator[bytes, None]:
-    while piece := await part.read_chunk(_READ_BYTES):
+    while True:
+        with _reading():
+            piece = await part.read_chunk(_READ_BYTES)
+        if not piece:
+            return
         yield piece
 
 

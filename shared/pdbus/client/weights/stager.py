@@ -16,12 +16,12 @@ from pdbus.caching.compression import pack
 from pdbus.canonical import content_digest
 from pdbus.client.weights.edits import NewBlock
 from pdbus.context import Deadline, RequestContext
-from pdbus.errors import Conflict, DeadlineExceeded, InvalidRequest, PdbusError
+from pdbus.errors import Conflict, Corrupt, DeadlineExceeded, InvalidRequest, PdbusError
 from pdbus.messages.bulk import StagedHead
 from pdbus.messages.common import Digest
 from pdbus.messages.param_server import Prepare, Stage, StagedBlock
 from pdbus.peers.history import HistoryFollower
-from pdbus.subjects import TRANSFER, WEIGHTS_PREPARE, WEIGHTS_STAGE
+from pdbus.subjects import WEIGHTS_PREPARE, WEIGHTS_STAGE, transfer_to
 from pdbus.tasks import cancelled
 from pdbus.weights.placement import REPLICAS, ranked
 
@@ -152,9 +152,11 @@ class Stager:
         ctx = RequestContext(self._deadline.within(_ANSWER_S))
         to = WEIGHTS_STAGE(model=self._model, server=server)
         reply = await self._bus.call(to, Stage(self._tx, told, self._deadline_ns), ctx)
+        if len(reply.have) != len(blocks):
+            raise Corrupt(f"param-server {server} answered {len(reply.have)} of {len(blocks)} blocks")
         if all(reply.have):
             return
-        subject = TRANSFER.name(address=reply.address, stream=reply.stream)
+        subject = transfer_to(reply.address, reply.stream)
         index = {block.digest: at for at, block in enumerate(blocks)}
         wanted = [block for block, have in zip(blocks, reply.have, strict=True) if not have]
         async with (
