@@ -31,8 +31,8 @@ test: lint
 	$(BIN)/pytest -m "not slow and not docker" tests/e2e
 
 test-all: lint
-	$(BIN)/pytest -m "not docker" $(APART)
-	$(BIN)/pytest -m "not docker" tests/e2e
+	$(BIN)/pytest -m "not docker" --hypothesis-profile exploring $(APART)
+	$(BIN)/pytest -m "not docker" --hypothesis-profile exploring tests/e2e
 
 test-docker: $(VENV)/.installed-test
 	$(BIN)/pytest -m docker

@@ -12,8 +12,11 @@ import pytest_asyncio
 from pdbus.stack.nats_server import EmbeddedNats, embedded_nats
 from tests.support.nats import BusPair, real_pair, twin_pair
 
-# A busy machine is slow, and no failure.
-hypothesis.settings.register_profile("pdbus", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# A busy machine is slow, and no failure. The same examples each time: whether a change passes is not left to chance.
+# `--hypothesis-profile exploring` draws others, as `make test-all` does.
+_BUSY = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("exploring", _BUSY)
+hypothesis.settings.register_profile("pdbus", _BUSY, derandomize=True)
 hypothesis.settings.load_profile("pdbus")
 
 
