@@ -88,7 +88,7 @@ def test_the_command_exists_with_these_arguments(line: str) -> None:
         words = words[1:]
     match words:
         case ["make", *targets]:
-            done = subprocess.run(["make", "-n", *targets], cwd=ROOT, capture_output=True, text=True, timeout=20)
+            done = subprocess.run(["make", "-n", *targets], cwd=ROOT, capture_output=True, text=True, timeout=100)
             assert done.returncode == 0, done.stderr
         case [program, *arguments] if program.endswith("/pdbus"):
             parser().parse_args(arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 
 import openai
 import pytest
@@ -14,17 +15,15 @@ PHASES = ("queue", "prefill", "kv_transfer", "decode")
 
 
 def test_one_trace_shows_where_the_time_went(client: openai.OpenAI, stack: Stack, traces: Receiver) -> None:
-    """Between two phases a busy machine may run something else for a while: of some requests one is not held up."""
-    stories = []
-    for _ in range(10):
-        spans = _traced(client, stack, traces)
-        request = next(span for span in spans if span.name.startswith("chat "))
-        phases = [span for span in spans if span.name in PHASES]
-        missing_ms = _missing_ms(request, phases)
-        if missing_ms <= max(0.1 * request.duration_ms, 30):
+    """Of some requests one is seen whole: a busy machine may run something else between two phases, and spans that are
+    not taken within two seconds are lost."""
+    stories, give_up_s = [], time.monotonic() + 150
+    while time.monotonic() < give_up_s:
+        lacks = _lacking(_traced(client, stack, traces), stack)
+        if not lacks:
             return
-        stories.append((request.duration_ms, missing_ms, [(it.name, it.service, it.duration_ms) for it in phases]))
-    pytest.fail(f"the phases don't cover the request's time: {stories}")
+        stories.append(lacks)
+    pytest.fail("\n".join(stories))
 
 
 def _traced(client: openai.OpenAI, stack: Stack, traces: Receiver) -> list[Span]:
@@ -46,16 +45,26 @@ def _traced(client: openai.OpenAI, stack: Stack, traces: Receiver) -> list[Span]
         names = {span.name for span in spans}
         return names.issuperset(PHASES) and any(name.startswith("chat ") for name in names) and not _orphans(spans)
 
-    spans = traces.trace(trace_id, complete, timeout_s=60)
-    assert {span.name for span in spans}.issuperset(PHASES)
-    assert _orphans(spans) == []
+    return traces.trace(trace_id, complete, timeout_s=30)
+
+
+def _lacking(spans: list[Span], stack: Stack) -> str:
+    """What the trace does not show; empty where it shows all."""
+    request = next((span for span in spans if span.name.startswith("chat ")), None)
     services = {span.service.removeprefix("pdbus-").removeprefix("pdbus.") for span in spans}
-    assert {"router", "prefill", "decode"} <= services
-    assert services & {"cache", "param_server"}
-    request = next(span for span in spans if span.name.startswith("chat "))
+    phases = [span for span in spans if span.name in PHASES]
+    told = [(span.name, span.service, round(span.duration_ms, 1)) for span in phases]
+    if request is None or not {it.name for it in phases}.issuperset(PHASES) or _orphans(spans):
+        return f"spans are missing: {told}, and the parents of {_orphans(spans)}"
     assert request.attributes["gen_ai.request.model"] == stack.model
     assert request.attributes["gen_ai.usage.output_tokens"] == 24
-    return spans
+    assert {"router", "prefill", "decode"} <= services
+    if not services & {"cache", "param_server"}:
+        return f"nobody but {services} took part"
+    missing_ms = _missing_ms(request, phases)
+    if missing_ms > max(0.1 * request.duration_ms, 30):
+        return f"of {request.duration_ms:.1f} ms no phase accounts for {missing_ms:.1f}: {told}"
+    return ""
 
 
 def _orphans(spans: list[Span]) -> list[str]:
