@@ -28,6 +28,7 @@ from pdbus.subjects import ANY, DECODE_RESERVE, KV
 FORMAT = PageFormat(layers=3, kv_heads=1, head_dim=16, dtype="int8", layout="kv3")
 PAGES = (4, 5, 6, 9)
 TOKENS = 64
+ROOT = bytes(32)
 LIVES_MS = 3_600_000
 """A lease that needs nothing to live."""
 
@@ -66,9 +67,8 @@ async def handing_over(lease: Lease, cores: SharedCores | None) -> AsyncIterator
     pool = NativePool(FORMAT, 12)
     pool.bytes[:] = np.random.default_rng(1).integers(0, 256, pool.bytes.shape, np.uint8)
     deadline = Deadline.after(30)
-    ticket = Ticket(
-        "r", 0, 1, "router", "m", bytes(32), "t", b"", tuple(range(TOKENS)), (), Sampling(0.0), 0, 8, (), deadline.wall_ns
-    )
+    tokens, greedy = tuple(range(TOKENS)), Sampling(0.0)
+    ticket = Ticket("r", 0, 1, "router", "m", ROOT, "t", b"", tokens, (), greedy, 0, 8, (), deadline.wall_ns)
     sequence = SimpleNamespace(ticket=ticket, deadline=deadline, hold=SimpleNamespace(pages=PAGES))
     async with memory_bus(broker) as here, memory_bus(broker) as there:
         decode = Decode(there, lease)
@@ -84,7 +84,7 @@ async def handing_over(lease: Lease, cores: SharedCores | None) -> AsyncIterator
             yield handoff, decode, pool
             for layer in range(FORMAT.layers):
                 handoff.layer_ready(LayerReady(cast(Sequence, sequence), layer, 48, 16))
-            handoff.first_token(TokenItem("r", 0, 1, bytes(32), 0, (5,)))
+            handoff.first_token(TokenItem("r", 0, 1, ROOT, 0, (5,)))
             await running
             await asyncio.gather(*decode.tasks)
     for layer in range(FORMAT.layers):
