@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Any
 
 from loadtest.asking import one
@@ -25,6 +26,8 @@ from loadtest.stack import APART, stack
 
 _STEP_S = 0.02
 _WAY_S = 6.0
+_LATER = ("first", "second")
+"""Moments that are told against colocated: the first token needs no hand-over, the second one all of it."""
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
@@ -57,7 +60,10 @@ async def measure(given: argparse.Namespace) -> dict[str, Any]:
         wire = await _wire(prompts, given.tokens, options(given))
     return {
         "costs": {mode: asdict(found) for mode, found in costs.items()},
-        "first_token_against_colocated": against(seen["disaggregated"], seen["colocated"]),
+        **{
+            f"{name}_token_against_colocated": against(seen["disaggregated"], seen["colocated"], attrgetter(name))
+            for name in _LATER
+        },
         "wire": wire,
         "way_of_a_token": way(await _ways()),
         "refused": refused,
@@ -89,8 +95,9 @@ def render(found: dict[str, Any]) -> str:
         for mode, c in found["costs"].items()
     ]
     lines = [markdown(head, rows)]
-    if (slower := found["first_token_against_colocated"]) is not None:
-        lines.append(f"first token, disaggregated against colocated: {slower:+.1%} (median of the pairs)")
+    for name in _LATER:
+        if (later := found[f"{name}_token_against_colocated"]) is not None:
+            lines.append(f"{name} token, disaggregated against colocated: {later:+.1%} (median of the pairs)")
     if wire := found["wire"]:
         lines.append(f"on the wire: {wire['bytes'] / 1e6:.1f} MB, {wire['ratio_to_fp16']:.2f} of fp16")
     way_ms = found["way_of_a_token"]

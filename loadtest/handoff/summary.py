@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -21,6 +21,11 @@ class Moments:
     """Between two later tokens, in the middle."""
     gap: float
     """Between the first and the second token: the rest of the hand-over, and the first step at the decode worker."""
+
+    @property
+    def second(self) -> float:
+        """From the request to the second token: none comes before all of the hand-over."""
+        return self.first + self.gap
 
     @property
     def handover(self) -> float:
@@ -53,12 +58,12 @@ def cost(answers: Sequence[Moments]) -> Cost:
     return Cost(first, median(one.step for one in answers), handover, handover / first)
 
 
-def against(apart: Sequence[Moments], together: Sequence[Moments]) -> float | None:
-    """By which part the first token comes later where prefill and decode are apart: the median over the prompts, which
-    are the same ones in the same order. None where there are none of either."""
+def against(apart: Sequence[Moments], together: Sequence[Moments], moment: Callable[[Moments], float]) -> float | None:
+    """By which part a moment comes later where prefill and decode are apart: the median over the prompts, which are the
+    same ones in the same order. None where there are none of either."""
     if not apart or len(apart) != len(together):
         return None
-    return median(one.first / other.first for one, other in zip(apart, together, strict=True)) - 1
+    return median(moment(one) / moment(other) for one, other in zip(apart, together, strict=True)) - 1
 
 
 def wire_ratio(wire_bytes: int, tokens: int, shape: Shape) -> float:

@@ -11,6 +11,7 @@ from pdbus.engine.scheduler import Limits
 from pdbus.engine.service import EngineService
 from pdbus.kv.codec import PagePool
 from pdbus.kv.swap_file import SwapFile
+from pdbus.native.cores import shared_cores
 from pdbus.peers.cache import CacheRing
 
 
@@ -26,4 +27,11 @@ class DecodeService(EngineService[DecodeSettings]):
         ring = await stack.enter_async_context(CacheRing(self.bus, self.fleet, replicas=1))
         swap = stack.enter_context(SwapFile(settings.data, settings.swap_bytes, pool.format.page_bytes))
         common = (self.bus, settings.id, settings.model, self.versions, self.fleet, pool, limits)
-        return DecodeWorker(*common, ring, swap, colocated=settings.colocated, snapshot_tokens=settings.snapshot_tokens)
+        return DecodeWorker(
+            *common,
+            ring,
+            swap,
+            shared_cores(settings.cores_file) if settings.cores_file else None,
+            colocated=settings.colocated,
+            snapshot_tokens=settings.snapshot_tokens,
+        )

@@ -32,6 +32,7 @@ from pdbus.messages.common import Ticket
 from pdbus.messages.decode import DecodeRun, Lease, Reserve
 from pdbus.messages.presence import Load
 from pdbus.messages.workers import Accepted, Resend, ResendReply
+from pdbus.native.cores import SharedCores
 from pdbus.peers.cache import CacheRing
 from pdbus.subjects import ANY, DECODE_ADOPT, DECODE_PAGES, DECODE_RESEND, DECODE_RESERVE, DECODE_RUN, KV, To
 
@@ -57,16 +58,18 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
         limits: Limits,
         ring: CacheRing,
         swap: SwapFile | None = None,
+        cores: SharedCores | None = None,
         *,
         colocated: bool = False,
         snapshot_tokens: int = 0,
     ) -> None:
-        """`colocated`: it asks for all prompts, not only for those that it reads sooner than others.
+        """`cores`: that it shares with other engines, where it knows of some.
+        `colocated`: it asks for all prompts, not only for those that it reads sooner than others.
         `snapshot_tokens`: after so many of an answer its pages go to the cache nodes, and from then on as they are
         filled; 0: never."""
         super().__init__(bus, id, model, versions, fleet, pool, limits, MOST_JOBS, swap)
         self.l2 = PrefixTier(ring, fleet, self.core)
-        self._swap = swap
+        self._swap, self._cores = swap, cores
         self.leases = Leases(MOST_LEASES)
         self.threshold = Threshold(limits.page_tokens, limits.chunk_tokens, colocated=colocated)
         self.snapshot_tokens = snapshot_tokens
@@ -160,7 +163,7 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
         await job.listening.wait()
         if job.closed:
             raise Cancelled(f"attempt {message.attempt} of {message.session} has ended")
-        return Lease(self.bus.incarnation, int(LEASE_S * 1e3))
+        return Lease(self.bus.incarnation, int(LEASE_S * 1e3), self._cores.id if self._cores else "")
 
     async def _grant(self, message: Reserve, deadline: Deadline) -> DecodeJob:
         if self.leases.full:

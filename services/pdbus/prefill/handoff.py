@@ -1,12 +1,14 @@
-"""Hands a prompt's KV to its decode worker, layer by layer, while later layers and chunks are still computed.
+"""Hands a prompt's KV to its decode worker, layers by layers, while later layers and chunks are still computed; all at
+once after the first token, where the computing would wait for it.
 
-What waits to be sent are notes of a few numbers: the KV itself is sent from where it lies in the pool, in pages that stay
-with the sequence until the hand-over has ended.
+What waits to be sent are notes of a few numbers: the KV itself is sent from where it lies in the pool, in pages that
+stay with the sequence until the hand-over has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from typing import TYPE_CHECKING
@@ -20,7 +22,7 @@ from pdbus.engine.sequence import LayerReady, Sequence
 from pdbus.errors import DeadlineExceeded, NotFound, Overloaded, Unavailable
 from pdbus.kv.prefix import tokens_digest
 from pdbus.messages.bulk import KV_FINAL, KvHead
-from pdbus.messages.decode import KvFinal, Reserve
+from pdbus.messages.decode import KvFinal, Lease, Reserve
 from pdbus.messages.router import TokenItem
 from pdbus.prefill.pieces import Piece, Pieces
 from pdbus.subjects import DECODE_RESERVE, KV
@@ -35,6 +37,12 @@ _AGAIN_S = 0.02
 """At least so long after a refusal it asks again."""
 _SHORT = 8
 """So many times as many cached tokens as others: these are computed sooner than those are sent."""
+_FEW_CORES = 3
+"""A hand-over keeps this worker's event loop, the server and the decode worker at work: where these have no more cores,
+and the engine takes them all, it computes no sooner for what is sent meanwhile, and waits besides for each turn of
+theirs. All at once costs them less, too."""
+_ALIVE = 3
+"""So many times within a lease something is sent."""
 
 
 class Handoff:
@@ -48,7 +56,10 @@ class Handoff:
         self._known = False
         """It is known how much was cached."""
         self._waits = False
-        """Nothing is sent before the first token."""
+        """No more is sent before the first token than the lease needs to live."""
+        self._quiet_s = 0.0
+        """So long it may go without."""
+        self._sent_s = 0.0
         self._frames = 0
         self._checksum = 0
 
@@ -57,7 +68,7 @@ class Handoff:
         self._pieces.cached(tokens)
         self._known = True
         # Where little is left to compute, sending the rest beside it would only make the first token late.
-        self._waits = (len(self._sequence.ticket.tokens) - tokens) * _SHORT <= tokens
+        self._waits |= (len(self._sequence.ticket.tokens) - tokens) * _SHORT <= tokens
         self._news.set()
 
     def layer_ready(self, event: LayerReady) -> None:
@@ -71,7 +82,10 @@ class Handoff:
 
     async def run(self) -> None:
         """Reserves, streams, ends. Raises what the decode worker refused with, Unavailable, DeadlineExceeded."""
-        await self._reserve()
+        lease = await self._reserve()
+        cores = self._worker.cores
+        self._waits |= cores is not None and cores.id == lease.cores and cores.cores <= _FEW_CORES
+        self._quiet_s, self._sent_s = lease.lease_ms / 1e3 / _ALIVE, time.monotonic()
         ticket = self._sequence.ticket
         subject = KV.name(worker=self._decode_worker, session=ticket.session, attempt=str(ticket.attempt))
         started_ns = time.time_ns()
@@ -84,7 +98,7 @@ class Handoff:
         attributes = {"pdbus.frames": self._frames, "pdbus.tokens": len(ticket.tokens)}
         record_span(Phase.KV_TRANSFER, started_ns, time.time_ns(), attributes=attributes)
 
-    async def _reserve(self) -> None:
+    async def _reserve(self) -> Lease:
         ticket, deadline = self._sequence.ticket, self._sequence.deadline
         reserve = Reserve(
             ticket.request_id,
@@ -106,8 +120,7 @@ class Handoff:
         while True:
             ctx = RequestContext(deadline.within(_ANSWER_S), ticket.request_id, ticket.tenant)
             try:
-                await self._worker.bus.call(DECODE_RESERVE(worker=self._decode_worker), reserve, ctx)
-                return
+                return await self._worker.bus.call(DECODE_RESERVE(worker=self._decode_worker), reserve, ctx)
             except Overloaded:
                 retries += not reserve.interrupted  # it is to be there when there is room, and before all others
                 wait_s = _AGAIN_S + (backoff_s(retries, rng) if retries else 0.0)
@@ -126,12 +139,13 @@ class Handoff:
             if self._first and self._known:
                 return
             self._news.clear()
-            await self._news.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._quiet_s):
+                    await self._news.wait()
 
     def _next_piece(self) -> Piece | None:
-        if not self._known or (self._waits and not self._first):
-            return None
-        return self._pieces.take(all=self._first is not None)
+        quiet = self._waits and not self._first and time.monotonic() - self._sent_s < self._quiet_s
+        return None if quiet or not self._known else self._pieces.take(all=self._first is not None)
 
     async def _send_piece(self, out: Outgoing, piece: Piece) -> None:
         ticket, pool = self._sequence.ticket, self._worker.pool
@@ -143,6 +157,7 @@ class Handoff:
             self._checksum = crc32(layer, self._checksum)
         head = KvHead(ticket.attempt, ticket.root, piece.layer, piece.start, piece.tokens, piece.layers)
         await out.item(head, *body)
+        self._sent_s = time.monotonic()
 
     async def _send_final(self, out: Outgoing) -> None:
         ticket = self._sequence.ticket

@@ -1,7 +1,7 @@
-"""What of a prompt's KV is still to be sent: in pieces of about a frame's size, each of which costs three processes a turn.
+"""What of a prompt's KV is still to be sent, in pieces of a frame's size: each costs three processes a turn. Pure.
 
-Pure. Layers that come one after another, of the same tokens, make one piece as long as they fit into a frame; what
-is longer than a frame is cut at page ends.
+Layers that come one after another, of the same tokens, make one piece as long as they fit into a frame; what is longer
+than a frame is cut at page ends.
 """
 
 from __future__ import annotations

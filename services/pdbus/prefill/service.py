@@ -12,6 +12,7 @@ from pdbus.engine.scheduler import Limits
 from pdbus.engine.service import EngineService
 from pdbus.kv.codec import PagePool
 from pdbus.messages.presence import Card, Load
+from pdbus.native.cores import shared_cores
 from pdbus.peers.cache import CacheRing
 from pdbus.prefill.kind import model_embeds
 from pdbus.prefill.settings import PrefillSettings
@@ -38,9 +39,10 @@ class PrefillService(EngineService[PrefillSettings]):
 
     async def make_worker(self, pool: PagePool, limits: Limits, stack: contextlib.AsyncExitStack) -> PrefillWorker:
         ring = await stack.enter_async_context(CacheRing(self.bus, self.fleet, replicas=1))
-        return PrefillWorker(
-            self.bus, self.settings.id, self.settings.model, self.versions, self.fleet, pool, limits, ring
-        )
+        settings = self.settings
+        cores = shared_cores(settings.cores_file) if settings.cores_file else None
+        common = (self.bus, settings.id, settings.model, self.versions, self.fleet, pool, limits)
+        return PrefillWorker(*common, ring, cores)
 
     def load(self) -> Load:
         return self._encoder.load() if self._encoder else super().load()

@@ -18,6 +18,7 @@ from pdbus.errors import InvalidRequest
 from pdbus.kv.codec import PagePool
 from pdbus.messages.prefill import PrefillRun
 from pdbus.messages.workers import Accepted, Resend, ResendReply
+from pdbus.native.cores import SharedCores
 from pdbus.peers.cache import CacheRing
 from pdbus.prefill.job import PrefillJob
 from pdbus.subjects import PREFILL_RESEND, PREFILL_RUN, To
@@ -38,9 +39,12 @@ class PrefillWorker(Worker[PrefillJob]):
         pool: PagePool,
         limits: Limits,
         ring: CacheRing,
+        cores: SharedCores | None = None,
     ) -> None:
+        """`cores`: that it shares with other engines, where it knows of some."""
         super().__init__(bus, id, model, versions, fleet, pool, limits, MOST_JOBS)
         self.l2 = PrefixTier(ring, fleet, self.core)
+        self.cores = cores
 
     async def prepare(self, stack: contextlib.AsyncExitStack) -> None:
         await stack.enter_async_context(self.l2)

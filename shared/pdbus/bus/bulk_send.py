@@ -94,7 +94,8 @@ class Outgoing:
     ) -> Iterator[tuple[int, bytes, Sequence[memoryview]]]:
         size = min(frames.FRAME_BYTES, self._transport.max_payload - 4096 - len(head))
         if len(head) >= 1 << 16 or item_bytes > frames.LARGEST_ITEM_BYTES or size <= 0:
-            raise TooLarge(f"a bulk item of {len(head)} + {item_bytes} bytes; {frames.LARGEST_ITEM_BYTES} are the limit")
+            limit = frames.LARGEST_ITEM_BYTES
+            raise TooLarge(f"a bulk item of {len(head)} + {item_bytes} bytes; {limit} are the limit")
         starts = range(0, max(item_bytes, 1), size)
         for start in starts:
             first = frames.ITEM_FIRST if start == 0 else 0

@@ -1,6 +1,7 @@
 """The receiving half of the NATS protocol: out of the socket into messages, with one copy of what is large.
 
-A message that doesn't lie whole in the common buffer gets memory of its own, and the socket is read straight into it.
+A message that doesn't lie whole in the common buffer gets memory of its own (nats_buffers.py), and the socket is read
+straight into it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from pdbus.buffer import Buffer
+from pdbus.bus.nats_buffers import Buffers
 
 BUFFER_BYTES = 256 << 10
 LONGEST_LINE = 64 << 10
@@ -54,8 +56,9 @@ class Inbound(asyncio.BufferedProtocol):
         """What is not read yet lies in between."""
         self._message: tuple[int, bytes, bytes, int] | None = None
         """Of the payload under way: subscription, subject, reply, bytes of headers."""
-        self._payload = bytearray()
-        """That payload and its line end; empty: it lies in the common buffer, or there is none."""
+        self._large = Buffers()
+        self._payload: memoryview | None = None
+        """That payload and its line end; None: it lies in the common buffer, or there is none."""
         self._filled, self._wanted = 0, 0
         self._before = transport.get_protocol()
         transport.pause_reading()  # uvloop looks at the kind of protocol when reading begins
@@ -77,7 +80,7 @@ class Inbound(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._payload:
-            return memoryview(self._payload)[self._filled :]
+            return self._payload[self._filled :]
         if self._start == self._end:
             self._start = self._end = 0
         elif self._end == len(self._buffer):
@@ -93,7 +96,7 @@ class Inbound(asyncio.BufferedProtocol):
                 self._filled += nbytes
                 if self._filled < len(self._payload):
                     return
-                payload, self._payload = memoryview(self._payload), bytearray()
+                payload, self._payload = self._payload, None
                 self._deliver(payload[:-_END])
             else:
                 self._end += nbytes
@@ -155,7 +158,7 @@ class Inbound(asyncio.BufferedProtocol):
             self._deliver(bytes(self._view[start : self._start - _END]))
             return True
         if self._wanted > len(self._buffer) // 4:
-            self._payload = bytearray(self._wanted)
+            self._payload = self._large.take(self._wanted)
             self._payload[:here] = self._view[self._start : self._end]
             self._filled, self._start = here, self._end
         elif self._wanted > len(self._buffer) - self._start:  # it fits once it begins at the front

@@ -32,8 +32,8 @@ class PagePool(Protocol):
         """Page after page, each layer after layer. A copy."""
 
     def lend_bytes(self, layer: int, page_ids: Sequence[int]) -> memoryview:
-        """Of one layer, page after page, for as long as nobody writes into these pages: the pool's own memory where they
-        lie there one after another, else a copy."""
+        """Of one layer, page after page, for as long as nobody writes into these pages: the pool's own memory where
+        they lie there one after another, else a copy."""
 
     def write_bytes(self, layers: slice, page_ids: Sequence[int], body: Buffer) -> None:
         """The reverse of `read_bytes`; the size must fit."""

@@ -44,8 +44,8 @@ KV_FINAL = -1
 
 @dataclass(frozen=True, slots=True)
 class KvHead:
-    """KV of `tokens` prompt tokens from `start` on, as whole pages in the pool's own bytes; layer after layer, where it is
-    of several."""
+    """KV of `tokens` prompt tokens from `start` on, as whole pages in the pool's own bytes; layer after layer, where
+    it is of several."""
 
     attempt: int
     root: Digest

@@ -53,6 +53,8 @@ class Lease:
 
     incarnation: str
     lease_ms: int
+    cores: str = ""
+    """Id of the ledger of cores (native/cores.py) that the worker shares with others; none: no ledger."""
 
 
 @dataclass(frozen=True, slots=True)

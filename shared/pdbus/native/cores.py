@@ -1,7 +1,8 @@
 """The ledger of a machine's cores: a small memory that all its engines map, so that each knows who else computes now.
 
 Layout (src/cores.h): a header of 64 bytes, then a cell of 64 bytes for each engine. A cell belongs to whoever holds the
-lock on its bytes of the file, which the system gives back when that process ends, however it ends.
+lock on its bytes of the file, which the system gives back when that process ends, however it ends. The header also
+holds a random id, by which engines know that they share their cores; the kernels have no use for it.
 
 Best in memory, as `ledger()` makes it: a mapped page of a file on disk is written back now and then, and an engine that
 writes to it just then waits for the disk.
@@ -17,6 +18,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from pdbus.errors import Conflict, InvalidRequest
@@ -26,8 +28,8 @@ _CELLS = 63
 """A page of memory with the header."""
 _SIZE = _CELL_BYTES * (1 + _CELLS)
 _MAGIC = b"pdcores1"
-_HEADER = struct.Struct("=8sii")
-"""Magic, cores, cells from the first on that were ever taken."""
+_HEADER = struct.Struct("=8sii16s")
+"""Magic, cores, cells from the first on that were ever taken, id."""
 _USED_AT = 12
 _USED = struct.Struct("=i")
 _LOCK = struct.Struct("hhqqi0q")
@@ -54,7 +56,25 @@ def write_ledger(fd: int, cores: int) -> None:
     """Makes an empty ledger of the file `fd`."""
     os.ftruncate(fd, 0)
     os.ftruncate(fd, _SIZE)
-    os.pwrite(fd, _HEADER.pack(_MAGIC, cores, 0), 0)
+    os.pwrite(fd, _HEADER.pack(_MAGIC, cores, 0, os.urandom(16)), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCores:
+    """What a ledger divides."""
+
+    cores: int
+    id: str
+    """The same for all whose ledger it is, and for nobody else."""
+
+
+def shared_cores(path: Path) -> SharedCores:
+    """Raises InvalidRequest where `path` is no ledger."""
+    fd = _open(path)
+    try:
+        return _read_header(fd, path)
+    finally:
+        os.close(fd)
 
 
 class Cell:
@@ -62,14 +82,9 @@ class Cell:
 
     def __init__(self, path: Path) -> None:
         """Raises InvalidRequest where `path` is no ledger, Conflict where all of its cells are taken."""
+        self._fd = _open(path)
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise InvalidRequest(f"the ledger of cores {path} can't be opened: {error.strerror}") from error
-        try:
-            magic, self.cores, _ = _HEADER.unpack(os.pread(self._fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0"))
-            if magic != _MAGIC or self.cores < 1 or os.fstat(self._fd).st_size != _SIZE:
-                raise InvalidRequest(f"{path} is no ledger of cores")
+            self.cores = _read_header(self._fd, path).cores
             self._memory = mmap.mmap(self._fd, _SIZE)
             self.number = self._claim(path)
         except BaseException:
@@ -108,6 +123,20 @@ class Cell:
     @staticmethod
     def _start(number: int) -> int:
         return _CELL_BYTES * (1 + number)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise InvalidRequest(f"the ledger of cores {path} can't be opened: {error.strerror}") from error
+
+
+def _read_header(fd: int, path: Path) -> SharedCores:
+    magic, cores, _, id = _HEADER.unpack(os.pread(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0"))
+    if magic != _MAGIC or cores < 1 or os.fstat(fd).st_size != _SIZE:
+        raise InvalidRequest(f"{path} is no ledger of cores")
+    return SharedCores(cores, id.hex())
 
 
 def _lock(fd: int, command: int, kind: int, start: int) -> None:

@@ -44,6 +44,20 @@ async def test_items_arrive_whole_and_in_order_whatever_their_size(bus_pair: Bus
     assert bus_pair.client.bulk.open_streams == bus_pair.server.bulk.open_streams == 0
 
 
+async def test_a_body_in_parts_arrives_as_one(bus_pair: BusPair) -> None:
+    frame = bulk_frames.FRAME_BYTES
+    bodies = [
+        [os.urandom(size) for size in sizes]
+        for sizes in ([5, 0, 7], [frame // 2, frame // 2], [frame - 1, 2, 1], [0, 0], [3 * frame, 10, frame])
+    ]
+    async with bus_pair.client.bulk.receive() as incoming:
+        reader = asyncio.create_task(read(incoming))
+        async with bus_pair.server.bulk.send(address_of(bus_pair, incoming), soon()) as out:
+            for index, parts in enumerate(bodies):
+                await out.item(BlockHead(index), *parts)
+        assert await reader == [(index, b"".join(parts)) for index, parts in enumerate(bodies)]
+
+
 async def test_a_slow_reader_holds_the_sender_to_the_window(bus_pair: BusPair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk_frames, "SILENCE_S", 0.05)
     monkeypatch.setattr(bulk_frames, "SILENCES", 200)  # a busy machine's broker may be silent for a while

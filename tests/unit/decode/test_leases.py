@@ -54,6 +54,16 @@ def test_layers_arrive_in_any_order_and_their_chunks_in_order(order: list[tuple[
     assert one.final
 
 
+def test_several_layers_come_in_one_frame() -> None:
+    one = lease()
+    both = replace(head(0, 0, 8), layers=2)
+    assert one.take(both, body(8) * 2, FORMAT) == one.hold.pages[:2]
+    one.take(head(1, 8, 2), body(2), FORMAT)
+    one.take(head(0, 8, 2), body(2), FORMAT)
+    assert one.arrived == {0: 10, 1: 10}
+    assert one.frames == 3
+
+
 def _in_order(order: list[tuple[int, int]]) -> bool:
     return all(order.index((layer, 0)) < order.index((layer, 8)) for layer in (0, 1))
 
@@ -71,6 +81,10 @@ def _in_order(order: list[tuple[int, int]]) -> bool:
         head(0, 0, 12),
         head(0, 0, 6),
         head(0, 0, 4),
+        replace(head(0, 0, 8), layers=2),
+        replace(head(1, 0, 4), layers=2),
+        replace(head(0, 0, 8), layers=0),
+        replace(head(1, 0, 8), layers=-1),
     ],
     ids=str,
 )

@@ -81,10 +81,17 @@ def test_not_a_number_survives_the_way() -> None:
 
 def test_an_export_is_a_copy() -> None:
     pool = random_pool(1)
-    body = export_layer(pool, 0, [0])
-    before = bytes(body)
-    pool.layer(0).zero_()
-    assert bytes(body) == before
+    bodies = [export_layer(pool, 0, [0]), export_layer(pool, 0, [0, 1]), export_page(pool, 0)]
+    before = [bytes(body) for body in bodies]
+    pool.bytes.zero_()
+    assert [bytes(body) for body in bodies] == before
+
+
+@pytest.mark.parametrize("page_ids", [[2], [1, 2, 3], [3, 2], [0, 2, 3], [4, 5]], ids=str)
+def test_what_is_lent_is_what_is_exported(page_ids: list[int], dtype: KvDtype) -> None:
+    pool = random_pool(1, dtype=dtype)
+    for layer in range(FORMAT.layers):
+        assert pool.lend_bytes(layer, page_ids) == export_layer(pool, layer, page_ids)
 
 
 @pytest.mark.parametrize("wrong_by", [-1, 1])
