@@ -85,11 +85,13 @@ async def overload(running: Stack, prompts: Prompts, given: argparse.Namespace) 
     normal_s = percentile(ttfts(seen), 99)
     shape = replace(_SHAPE, deadline_s=max(2 * _usual_s(seen), 2.0))
     sampler, samples = _sample(running)
-    over, probes = await asyncio.gather(
-        Asker(running, prompts, shape, seed=2).open(given.times * rate, over_s),
-        _probes(Asker(running, prompts, shape, seed=3), over_s),
-    )
-    await cancelled(sampler)
+    try:
+        over, probes = await asyncio.gather(
+            Asker(running, prompts, shape, seed=2).open(given.times * rate, over_s),
+            _probes(Asker(running, prompts, shape, seed=3), over_s),
+        )
+    finally:
+        await cancelled(sampler)
     return [
         *overload_rows(best, over, over_s, shape.deadline_s, given.times),
         memory_row(samples),
