@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pdbus.context import LONGEST_DEADLINE_S
-from pdbus.errors import Cancelled, PdbusError, StaleAttempt
+from pdbus.errors import Cancelled, PdbusError, StaleAttempt, WireError
 from pdbus.messages.workers import Cancel
 
 K = TypeVar("K")
@@ -20,7 +20,8 @@ CAPACITY = 65_536
 class _Known:
     attempt: int
     seen_s: float
-    failure: PdbusError | None = None
+    failure: WireError | None = None
+    """Not the exception: by its traceback that would keep all that the attempt held, for as long as this is known."""
 
 
 class Attempts:
@@ -45,7 +46,7 @@ class Attempts:
         """
         known = self._newest.get(session)
         if known and attempt == known.attempt and known.failure:
-            raise known.failure
+            raise known.failure.to_exception()
         for scope in ((request_id, None), (request_id, choice)):
             tombstone = self._cancelled.get(scope)
             if tombstone and attempt <= tombstone.attempt:
@@ -61,7 +62,7 @@ class Attempts:
         """Further runs of this attempt are refused with `failure`."""
         known = self._newest.get(session)
         if known and known.attempt == attempt:
-            known.failure = failure
+            known.failure = WireError.of(failure)
 
     def forget(self, session: str, attempt: int) -> None:
         """The attempt was refused before it held anything: its next run counts as new."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,3 +94,24 @@ def test_no_attempt_is_admitted_twice_nor_after_a_newer_one_or_its_cancel(steps:
             assert attempt > cancelled
             assert new == (attempt > newest)
             newest = max(newest, attempt)
+
+
+def test_what_is_known_of_a_failure_keeps_nothing_of_what_failed() -> None:
+    class Pages:
+        pass
+
+    def failing() -> weakref.ref[Pages]:
+        pages = Pages()
+        try:
+            raise Unavailable("its worker died")
+        except Unavailable as error:
+            attempts.fail("r-0", 1, error)
+        return weakref.ref(pages)
+
+    attempts = Attempts()
+    attempts.admit("r", 0, "r-0", 1, 0.0)
+    held = failing()
+    gc.collect()
+    assert held() is None
+    with pytest.raises(Unavailable, match="its worker died"):
+        attempts.admit("r", 0, "r-0", 1, 1.0)
