@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 LONGEST_SILENCE_S = 3.0
 """Three signs of life missed: the sender hangs or is cut off."""
-BEGIN_S = 1.0
+BEGIN_S = 2.0
 """Whoever takes a request says so at once: nobody has it, or one who dies, hangs or is cut off."""
 QUIET_S = 0.5
 """So long without a frame, and the sender is asked for a sign of life: if it is dead, the broker says at once that
