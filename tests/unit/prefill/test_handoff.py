@@ -69,7 +69,8 @@ async def handing_over(lease: Lease, cores: SharedCores | None) -> AsyncIterator
     deadline = Deadline.after(30)
     tokens, greedy = tuple(range(TOKENS)), Sampling(0.0)
     ticket = Ticket("r", 0, 1, "router", "m", ROOT, "t", b"", tokens, (), greedy, 0, 8, (), deadline.wall_ns)
-    sequence = SimpleNamespace(ticket=ticket, deadline=deadline, hold=SimpleNamespace(pages=PAGES))
+    hold = SimpleNamespace(pages=PAGES)
+    sequence = SimpleNamespace(ticket=ticket, deadline=deadline, hold=hold, interrupted=False)
     async with memory_bus(broker) as here, memory_bus(broker) as there:
         decode = Decode(there, lease)
         await there.bulk.listen(KV.name(worker="d", session=ANY, attempt=ANY))

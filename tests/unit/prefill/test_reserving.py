@@ -14,6 +14,7 @@ from pdbus.bus.bus import memory_bus
 from pdbus.bus.memory import MemoryBroker
 from pdbus.context import RequestContext
 from pdbus.errors import Overloaded
+from pdbus.kv.format import PageFormat
 from pdbus.kv.pages import PageTable
 from pdbus.messages.decode import Lease, Reserve
 from pdbus.prefill.handoff import Handoff
@@ -21,6 +22,7 @@ from pdbus.subjects import DECODE_RESERVE
 from tests.support.sequences import sequence
 from tests.support.simulated_time import simulated
 
+FORMAT = PageFormat(layers=3, kv_heads=1, head_dim=16, dtype="int8", layout="kv3")
 FULL_S = 5.0
 
 
@@ -42,9 +44,8 @@ def test_an_interrupted_answer_is_there_when_there_is_room(interrupted: bool) ->
             await bus.serve(DECODE_RESERVE(worker="d"), reserve)
             one = sequence(PageTable(4), [1] * 3)
             one.ticket = replace(one.ticket, delivered=(7,) if interrupted else ())
-            worker: Any = SimpleNamespace(
-                id="p", bus=bus, pool=SimpleNamespace(format="f"), versions=SimpleNamespace(compute_class="c")
-            )
+            pool, versions = SimpleNamespace(format=FORMAT), SimpleNamespace(compute_class="c")
+            worker: Any = SimpleNamespace(id="p", bus=bus, pool=pool, versions=versions, cores=None)
             with pytest.raises(Exception, match="stopping"):
                 await Handoff(worker, one, "d").run()
             return asked_s
