@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pdbus.bus.bus import Bus
 from pdbus.context import RequestContext
-from pdbus.errors import DeadlineExceeded, PdbusError, Unavailable
+from pdbus.errors import DeadlineExceeded, Overloaded, PdbusError, Unavailable
 from pdbus.messages.workers import Resend, ResendReply
 from pdbus.subjects import DECODE_RESEND, PREFILL_RESEND
 
@@ -82,6 +82,8 @@ class Questions:
             self._quiet_s = SILENCE_S
             if self._unanswered >= _MOST_UNANSWERED or self._unheard(worker):
                 self._silent(worker)
+        except Overloaded:  # with questions: it is there, and may well have the answer
+            self._unanswered = 0
         except PdbusError as error:
             attempt.fail(error, worker, died=isinstance(error, Unavailable))
         finally:

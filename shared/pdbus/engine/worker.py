@@ -42,6 +42,8 @@ _TICK_S = 0.25
 _ROUTER_GONE_S = 2.0
 """After the first second without a card, by which a peer stops being live: so 3 s in all."""
 _WORKER_GONE_S = 1.0
+_MOST_QUESTIONS = 1024
+"""A frame that is lost has routers ask for all answers in it at once."""
 
 
 class Worker(ABC, Generic[J]):
@@ -102,7 +104,8 @@ class Worker(ABC, Generic[J]):
             await self.prepare(stack)
             stack.push_async_callback(self._end_jobs)
             await stack.enter_async_context(await self.bus.subscribe(CANCEL(), self._on_cancel))
-            await stack.enter_async_context(await self.bus.serve(self.resend_to, self.resend))
+            questions = await self.bus.serve(self.resend_to, self.resend, limit=_MOST_QUESTIONS)
+            await stack.enter_async_context(questions)
             stack.push_async_callback(self.stop_intake)
             self._registrations = await self.serve()
             self._stack = stack.pop_all()

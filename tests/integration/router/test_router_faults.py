@@ -9,10 +9,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from loadtest.simulated import SimulatedWorker
 from loadtest.simulated_answers import letters
+from pdbus.context import RequestContext
 from pdbus.errors import Conflict, InvalidRequest, Overloaded, PdbusError, RootGone, Unavailable
 from pdbus.messages.common import Ticket
 from pdbus.messages.router import TokenFrame, TokenItem
+from pdbus.messages.workers import Resend, ResendReply
 from pdbus.subjects import TOKENS
 from tests.support.completing import (
     FRAME_FAULTS,
@@ -45,6 +48,27 @@ async def test_the_last_frame_lost_is_asked_for_after_a_moment_of_silence(http: 
         await promise(http, r)
         assert time.monotonic() - begun > 0.2
         assert r.decodes[0].resends >= 1
+
+
+async def test_a_worker_that_is_asked_too_much_at_once_is_asked_again(
+    http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+):
+    """It has refused a question, and not the request."""
+    answers = SimulatedWorker._on_resend
+    refused: list[Resend] = []
+
+    async def on_resend(worker: SimulatedWorker, message: Resend, ctx: RequestContext) -> ResendReply:
+        if not refused:
+            refused.append(message)
+            raise Overloaded("too many questions")
+        return await answers(worker, message, ctx)
+
+    monkeypatch.setattr(SimulatedWorker, "_on_resend", on_resend)
+    async with rig() as r:
+        r.decodes[0].behaviour.tamper = lambda frame: [] if frame.items[0].finish else [frame]
+        await promise(http, r)
+        assert refused
+        assert len(r.prefills[0].tickets) == 1, "one attempt was enough"
 
 
 async def test_tokens_of_a_foreign_root_alone_are_never_shown(http: aiohttp.ClientSession):

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pdbus.context import RequestContext
+from pdbus.decode.worker import MOST_JOBS
 from pdbus.errors import (
     Conflict,
     DeadlineExceeded,
@@ -109,6 +110,14 @@ async def test_resends(workers: Rig) -> None:
         assert list(last.items) == own[4:]
         other = await router.bus.call(to, Resend(ticket.request_id, 0, 2, 0), RequestContext.after(30))
         assert (other.state, other.items) == ("unknown", ())
+
+
+async def test_routers_may_ask_for_all_answers_at_once(workers: Rig) -> None:
+    """As they do where a frame is lost that had something of each."""
+    to = DECODE_RESEND(worker=workers.router.decode)
+    asked = (Resend(f"r{number}", 0, 1, 0) for number in range(2 * MOST_JOBS))
+    replies = await asyncio.gather(*(workers.router.bus.call(to, one, RequestContext.after(60)) for one in asked))
+    assert {reply.state for reply in replies} == {"unknown"}
 
 
 async def test_a_resend_before_the_first_token_says_that_it_is_at_work(workers: Rig) -> None:
