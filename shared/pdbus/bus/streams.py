@@ -17,7 +17,8 @@ R = TypeVar("R")
 LONGEST_SILENCE_S = 3.0
 """Three signs of life missed: the sender hangs or is cut off."""
 BEGIN_S = 2.0
-"""Whoever takes a request says so at once: nobody has it, or one who dies, hangs or is cut off."""
+"""For the first frame. Whoever takes a request says so at once: it was lost, or has gone to one who died, hangs or is
+cut off."""
 QUIET_S = 0.5
 """So long without a frame, and the sender is asked for a sign of life: if it is dead, the broker says at once that
 nobody is there. One that is at work is asked ever more rarely."""
@@ -101,7 +102,7 @@ class Replies(Generic[R]):
 
     def _patience(self) -> Deadline:
         """For the next frame."""
-        return self._deadline.within(LONGEST_SILENCE_S if self.stop_subject else min(BEGIN_S, LONGEST_SILENCE_S))
+        return self._deadline.within(LONGEST_SILENCE_S if self.stop_subject else BEGIN_S)
 
     def _decode(self, raw: Raw) -> R:
         try:

@@ -130,11 +130,17 @@ async def test_a_caller_whose_process_died_closes_the_generator(
 
 
 async def test_a_silent_sender_is_given_up(bus_pair: BusPair, unique: Unique, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its subject is there, and nothing comes."""
     monkeypatch.setattr(streams, "LONGEST_SILENCE_S", 0.1)
-    to = INFER(model=unique("m"))
-    await bus_pair.server.transport.subscribe(to.name, lambda raw: None)
-    with pytest.raises(Unavailable, match="silent"):
-        async with bus_pair.client.stream(to, ASK_STREAM, soon(60)) as replies:
+    to, server = INFER(model=unique("m")), bus_pair.server.transport
+    await server.subscribe("_INBOX.hangs.1", lambda raw: None)
+    await server.subscribe(
+        to.name,
+        lambda raw: server.send(raw.reply, encode(InferReply({})), reply="_INBOX.hangs.1", headers={"pd-seq": "0"}),
+    )
+    async with bus_pair.client.stream(to, ASK_STREAM, soon(60)) as replies:
+        assert await anext(replies) == InferReply({})
+        with pytest.raises(Unavailable, match="silent"):
             await anext(replies)
 
 
