@@ -113,7 +113,7 @@ class Handoff:
             ticket.deadline_ns,
             ticket.tenant,
             ticket.priority,
-            self._sequence.interrupted,
+            ticket.interrupted,
         )
         rng = random.Random()  # noqa: S311 - jitter
         retries = 0

@@ -68,7 +68,7 @@ class Jobs(Generic[J]):
         attempt, session = wanted.attempt, wanted.session
         if not self.attempts.admit(wanted.request_id, wanted.choice, session, attempt, time.monotonic()):
             return False
-        full = self._most * (2 if isinstance(wanted, Ticket) and wanted.delivered else 1)
+        full = self._most * (2 if wanted.interrupted else 1)
         if len(self._jobs) >= full and not self._below_share(wanted.tenant):
             self.attempts.forget(session, attempt)
             raise Overloaded(f"{len(self._jobs)} requests are at work or waiting here", retry_after_s=1.0)

@@ -98,8 +98,8 @@ class Sequence:
 
     @property
     def interrupted(self) -> bool:
-        """Its answer was begun elsewhere: somebody has a part of it, and waits for the next token."""
-        return bool(self.ticket.delivered)
+        """As its ticket."""
+        return self.ticket.interrupted
 
     @property
     def wants_prompt_logprobs(self) -> bool:

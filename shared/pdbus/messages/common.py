@@ -78,6 +78,11 @@ class Ticket:
         return session_of(self.request_id, self.choice)
 
     @property
+    def interrupted(self) -> bool:
+        """Its answer was begun elsewhere: somebody has a part of it, and waits for the next token."""
+        return bool(self.delivered)
+
+    @property
     def tokens(self) -> tuple[int, ...]:
         """What prefill has to read: the prompt and what was already delivered."""
         return self.prompt + self.delivered

@@ -40,7 +40,7 @@ class Reserve:
     tenant: str = "anonymous"
     priority: int = DEFAULT_PRIORITY
     interrupted: bool = False
-    """The answer was begun elsewhere, and somebody waits for its next token."""
+    """As the answer's ticket."""
 
     @property
     def session(self) -> str:

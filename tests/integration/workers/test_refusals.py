@@ -14,6 +14,7 @@ from pdbus.errors import (
     Conflict,
     DeadlineExceeded,
     InvalidRequest,
+    Overloaded,
     PdbusError,
     RootGone,
 )
@@ -94,6 +95,17 @@ async def test_one_id_sent_many_times_at_once_is_one_request(workers: Rig, model
     await workers.until_idle()
     own = [item for item in workers.router.items if item.request_id == ticket.request_id]
     assert [item.index for item in sorted(own, key=lambda item: item.index)] == list(range(8))
+
+
+async def test_pages_for_an_interrupted_answer_are_reserved_beyond_the_places_of_others(workers: Rig) -> None:
+    workers.decode.jobs._most = 1
+    first, other = (workers.router.ticket(prompt_of(20, seed)) for seed in (1, 2))
+    await reserve(workers, reserve_of(workers, first))
+    assert isinstance(await refused(reserve(workers, reserve_of(workers, other))), Overloaded)
+    await reserve(workers, reserve_of(workers, other, interrupted=True))
+    for ticket in (first, other):
+        await workers.router.cancel(ticket)
+    await workers.until_idle()
 
 
 async def test_resends(workers: Rig) -> None:
