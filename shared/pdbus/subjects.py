@@ -10,12 +10,10 @@ can never add a level or a wildcard.
 
 from __future__ import annotations
 
-import re
 import string
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Generic, TypeVar
-from urllib.parse import unquote
 
 from pdbus.errors import InvalidRequest
 from pdbus.messages import (
@@ -35,34 +33,13 @@ from pdbus.messages import (
     updates,
     workers,
 )
+from pdbus.subject_tokens import AnyToken, decode_token, encode_token
 
 Q = TypeVar("Q")
 R = TypeVar("R")
 
-_PLAIN = re.compile(r"[A-Za-z0-9_-]+")
-
-
-class _Any(str):
-    """A type of its own: the name `*`, which a caller may send, is a name like others and never a wildcard."""
-
-    __slots__ = ()
-
-
-ANY: Final = _Any("*")
+ANY: Final = AnyToken("*")
 """As a token: every value (for subscriptions)."""
-
-
-def encode_token(name: str) -> str:
-    """Percent-encodes all but `[A-Za-z0-9_-]`. Raises ValueError for an empty name."""
-    if not name:
-        raise ValueError("a subject token can't be empty")
-    if _PLAIN.fullmatch(name):
-        return name
-    return re.sub(r"[^A-Za-z0-9_-]", lambda m: "".join(f"%{byte:02X}" for byte in m[0].encode()), name)
-
-
-def decode_token(token: str) -> str:
-    return unquote(token)
 
 
 @dataclass(frozen=True)
@@ -80,7 +57,9 @@ class Subject:
         """The concrete subject. ANY stays a wildcard; a missing or unknown token is a programming error (TypeError)."""
         if self.wanted != tokens.keys():
             raise TypeError(f"{self.template} takes the tokens {sorted(self.wanted)}, not {sorted(tokens)}")
-        return self.template.format_map({k: v if isinstance(v, _Any) else encode_token(v) for k, v in tokens.items()})
+        return self.template.format_map(
+            {k: v if isinstance(v, AnyToken) else encode_token(v) for k, v in tokens.items()}
+        )
 
     def tokens(self, name: str) -> dict[str, str] | None:
         """The tokens of a concrete subject, or None where it is not one of these."""

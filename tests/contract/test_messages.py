@@ -16,6 +16,7 @@ from pdbus.errors import InvalidRequest, WireError
 from pdbus.messages import bulk
 from pdbus.messages import decode as decode_messages
 from pdbus.messages.router import TokenFrame
+from pdbus.subject_tokens import decode_token, encode_token
 from pdbus.subjects import (
     ANY,
     Bulk,
@@ -26,8 +27,6 @@ from pdbus.subjects import (
     Subject,
     Work,
     all_subjects,
-    decode_token,
-    encode_token,
 )
 from tests.support.wire_values import instances
 

@@ -25,7 +25,7 @@ import msgspec
 from platformdirs import user_data_path
 
 from pdbus.errors import Conflict
-from pdbus.subjects import encode_token
+from pdbus.subject_tokens import encode_token
 
 Pid: TypeAlias = Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
 

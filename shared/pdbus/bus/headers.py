@@ -12,7 +12,7 @@ from pdbus.bus.codec import decode, encode
 from pdbus.bus.transport import NO_RESPONDERS, STATUS, Raw
 from pdbus.context import DEFAULT_PRIORITY, HIGHEST_PRIORITY, Deadline, RequestContext, new_id
 from pdbus.errors import Corrupt, InvalidRequest, PdbusError, Unavailable, WireError
-from pdbus.subjects import decode_token, encode_token
+from pdbus.subject_tokens import decode_token, encode_token
 
 REQUEST_ID = "pd-id"
 TENANT = "pd-tenant"
