@@ -105,7 +105,7 @@ class Streams:
         whole = encode(final)
         parts.append((KvHead(1, ticket.root, KV_FINAL, 3, 0), damaged(rng, whole) if rng.random() < 0.1 else whole))
         to = KV.name(worker=card.id, session=ticket.session, attempt="1")
-        await self._send(to, _spoiled(rng, parts, ("layer", "start", "tokens", "attempt")), ctx)
+        await self._send(to, _spoiled(rng, parts, ("layer", "layers", "start", "tokens", "attempt")), ctx)
         return True
 
     async def _blocks(self, rng: Random) -> bool:
