@@ -123,7 +123,7 @@ class Core:
 
         def resume() -> None:
             sequence.filled(computed)
-            self._scheduler.publish(sequence)
+            self._scheduler.publishing.publish(sequence)
 
         self.post(resume)
 
@@ -161,10 +161,7 @@ class Core:
 
     def drop_root(self, kv_root: Digest) -> int:
         """Drops all pages made from it, and publishes none of those that running sequences still compute."""
-        for sequence in self._scheduler.all:
-            if sequence.version.scope.kv_root == kv_root:
-                self._scheduler.keep_private(sequence)
-        return self._scheduler.pages.drop_root(kv_root)
+        return self._scheduler.drop_root(kv_root)
 
     def _run(self) -> None:
         failure: BaseException | None = None

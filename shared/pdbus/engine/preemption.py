@@ -2,7 +2,8 @@
 
 A preempted sequence owns no pages; its KV is kept elsewhere and comes back without being computed again. Of the lowest
 priority the youngest of the tenant that holds most goes first, and of the highest one the oldest comes back first.
-While any is away, only a tenant below its share or a higher priority gets new pages, so all get on.
+While any is away, only an interrupted answer, a tenant below its share or a higher priority gets new pages, so all get
+on.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ A sequence is in exactly one of three places:
              and its pages can be had (if it doesn't bring them along).
     running  owns the pages of all its known tokens. Takes part in steps while it is `ready`.
 
-    preempted  owns no pages: others needed them to grow (engine/preemption.py). Comes back before anything is admitted
-             that wants pages.
+    preempted  owns no pages: others needed them to grow (engine/preemption.py). Comes back before new prompts are
+             admitted that want pages, unless they are of a higher priority or of a tenant below its share.
 
 A step computes one token of every sequence that continues its answer, and chunks of those that still read their
 prompt, under a token budget (engine/pace.py). A chunk ends at a page boundary or at the end of the known tokens, unless
@@ -28,12 +28,12 @@ from typing import TypeAlias
 from pdbus.engine.chunks import Chunk, Turn, chunks_of, passes_of
 from pdbus.engine.pace import Pace
 from pdbus.engine.preemption import Preemption, Swap
+from pdbus.engine.publishing import Publishing
 from pdbus.engine.sequence import Sequence
 from pdbus.engine.sharing import match_lower, shareable
 from pdbus.engine.tenants import Tenants, tenant_of
 from pdbus.errors import DeadlineExceeded, Overloaded, PdbusError, TooLarge
 from pdbus.kv.pages import PageTable
-from pdbus.kv.prefix import more_keys
 from pdbus.messages.common import Digest
 
 CopyBelow: TypeAlias = Callable[[int, Many[int], Many[int]], None]
@@ -61,14 +61,13 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In order of admission: the last one is the youngest."""
+        self.publishing = Publishing(pages, limits.page_tokens)
         self._copy_below = copy_below
         self._tenants = Tenants(limits.running)
         self._preemption = Preemption(pages, limits.page_tokens, swap, self._tenants)
         self._pace = Pace(limits.page_tokens, limits.chunk_tokens)
         self._turns = 0
         self._admitted = 0
-        self._computing: set[Digest] = set()
-        """Keys of pages that running sequences are about to compute. A hint: a miss costs computing a page twice."""
 
     @property
     def step_s(self) -> float:
@@ -91,7 +90,7 @@ class Scheduler:
         """Forgets it; False where it isn't here. Its pages stay with its hold."""
         if sequence in self.running:
             self.running.remove(sequence)
-            self.keep_private(sequence)
+            self.publishing.stop(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         else:
@@ -113,7 +112,7 @@ class Scheduler:
         """Notes that a chunk is in its pages, and publishes the pages that it filled."""
         chunk.sequence.computed += chunk.tokens
         self._tenants.computed(chunk.sequence, chunk.tokens)
-        self.publish(chunk.sequence)
+        self.publishing.publish(chunk.sequence)
 
     def took(self, turn: Turn, taken_s: float) -> None:
         """A turn was computed, in this time."""
@@ -122,25 +121,12 @@ class Scheduler:
         chunks = [chunk.tokens for group in turn.groups for chunk in group]
         self._pace.took(chunks.count(1), sum(tokens for tokens in chunks if tokens > 1), taken_s)
 
-    def publish(self, sequence: Sequence) -> None:
-        """Makes the sequence's full pages findable that are not yet."""
-        pages = sequence.hold.pages
-        if sequence.scope and sequence.computed >= (len(sequence.keys) + 1) * self.limits.page_tokens:
-            sequence.keys = more_keys(sequence.keys, sequence.tokens, sequence.computed, sequence.scope)
-            for lower in sequence.lower:
-                lower.keys = more_keys(lower.keys, sequence.tokens, sequence.computed, lower.scope)
-        full = min(sequence.computed // self.limits.page_tokens, len(sequence.keys))
-        for at in range(sequence.published, full):
-            key, here = sequence.keys[at], at * self.limits.page_tokens >= sequence.came
-            self.pages.publish(pages[at], key, [lower.keys[at] for lower in sequence.lower] if here else ())
-            self._computing.discard(key.digest)
-        sequence.published = max(sequence.published, full)
-
-    def keep_private(self, sequence: Sequence) -> None:
-        """Publishes no more of the sequence's pages."""
-        self._computing.difference_update(key.digest for key in sequence.keys[sequence.published :])
-        sequence.keys = sequence.keys[: sequence.published]
-        sequence.scope = None
+    def drop_root(self, kv_root: Digest) -> int:
+        """Drops all pages made from it, and publishes none of those that running sequences still compute."""
+        for sequence in self.all:
+            if sequence.version.scope.kv_root == kv_root:
+                self.publishing.stop(sequence)
+        return self.pages.drop_root(kv_root)
 
     def _expire(self, now_s: float) -> list[tuple[Sequence, PdbusError]]:
         late = [one for one in self.all if one.deadline.at_monotonic_s <= now_s]
@@ -161,7 +147,7 @@ class Scheduler:
                     many = f"{len(sequence.tokens)} tokens are more than this worker's KV pool holds"
                     failed.append((sequence, TooLarge(many)))
                     continue
-                if held_up or self._prefix_is_being_computed(sequence):
+                if held_up or self.publishing.soon(sequence):
                     continue
                 missing = wanted - self.pages.matching(shareable(sequence, self.limits.page_tokens))
                 tenant, priority = tenant_of(sequence), sequence.ticket.priority
@@ -178,12 +164,7 @@ class Scheduler:
         self.running.append(sequence)
         self._admitted += 1
         sequence.admitted, sequence.served = self._admitted, self._turns
-        self.publish(sequence)  # the pages that it brought along
-
-    def _prefix_is_being_computed(self, sequence: Sequence) -> bool:
-        """A running sequence is about to publish the first page that this one would have to compute."""
-        shared = self.pages.matching(shareable(sequence, self.limits.page_tokens))
-        return shared < len(sequence.keys) and sequence.keys[shared].digest in self._computing
+        self.publishing.publish(sequence)  # the pages that it brought along
 
     def _take_pages(self, sequence: Sequence, wanted: int) -> bool:
         hold = self.pages.hold(tenant_of(sequence))
@@ -205,7 +186,7 @@ class Scheduler:
         sequence.hold = hold
         sequence.computed = sequence.came = shared * self.limits.page_tokens
         sequence.published = shared
-        self._computing.update(key.digest for key in sequence.keys[shared:])
+        self.publishing.begin(sequence)
         return True
 
     def _grow(self) -> list[tuple[Sequence, PdbusError]]:
@@ -230,7 +211,7 @@ class Scheduler:
     def _preempt(self, for_new: int | None = None) -> bool:
         if preempted := self._preemption.preempt(self.running, for_new):
             self.running.remove(preempted)
-            self.keep_private(preempted)
+            self.publishing.stop(preempted)
         return preempted is not None
 
     def can_allocate(self, pages: int) -> bool:

@@ -43,7 +43,7 @@ async def holding(core: Core, prompt: list[int], computed: int = 0) -> Sequence:
     await until(lambda: one.hold.pages)
     if computed:
         one.computed = computed
-        await core.call(lambda: core._scheduler.publish(one))
+        await core.call(lambda: core._scheduler.publishing.publish(one))
     return one
 
 

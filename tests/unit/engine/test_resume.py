@@ -103,7 +103,7 @@ def test_pages_that_came_from_elsewhere_are_no_beginning() -> None:
     plan.add(one)
     step(plan)
     one.filled(8)
-    plan.publish(one)
+    plan.publishing.publish(one)
     while not one.output_index:
         step(plan)
     assert compute(plan, prompt(plan, "aab")) == [(0, 16), (0, 10)]

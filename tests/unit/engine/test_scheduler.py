@@ -259,7 +259,7 @@ def test_one_that_is_to_stay_private_publishes_nothing_more() -> None:
     one = keyed(plan, [1] * 6)
     plan.add(one)
     step(plan)
-    plan.keep_private(one)
+    plan.publishing.stop(one)
     for _ in range(8):
         step(plan)
     assert plan.pages.matching(page_keys(one.tokens, SCOPE)) == 1
