@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-_FLOOD_TIMES, _FLOOD_LEAST = 2, 8
-"""A tenant floods another with more than both of so many times as many, and so many; as workers see it
-(engine/tenants.py)."""
+from pdbus.floods import most_beside
 
 
 class Held:
@@ -26,7 +24,7 @@ class Held:
 
     def beside_flood(self, tenant: str, slots: int) -> bool:
         """Whether another tenant would flood it, had it so many more."""
-        most = max(_FLOOD_TIMES * (self.of(tenant) + slots), _FLOOD_LEAST)
+        most = most_beside(self.of(tenant) + slots)
         return any(held > most for held in self._by_tenant.values())
 
     def tenants(self, tenant: str) -> int:

@@ -5,9 +5,10 @@ its prompts that are yet to be read. Among equal priorities the lightest tenant 
 what a flood brings waits behind everybody else, who waits for no more than the chunk under way. Who goes on asking gets
 heavier; and every eighth turn is in the order of arrival, so that nobody starves.
 
-Who has far more in hand than another floods it: a flood gets its slots and pages as anybody, its prompts come last, and
-of a step in which there are answers of such others it has what makes that a tenth longer (engine/pace.py). So they keep
-their pace, and it has the rest. It reads in short steps as long as others were there lately: they come at any moment.
+Who has far more in hand than another floods it (floods.py): a flood gets its slots and pages as anybody, its prompts
+come last, and of a step in which there are answers of such others it has what makes that a tenth longer
+(engine/pace.py). So they keep their pace, and it has the rest. It reads in short steps as long as others were there
+lately: they come at any moment.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Sequence as Many
 from itertools import groupby
 
 from pdbus.engine.sequence import Sequence
+from pdbus.floods import FLOOD_TIMES, most_beside
 from pdbus.kv.pages import PageTable
 
 HALF_LIFE_S = 10.0
@@ -25,8 +27,6 @@ ANSWER_TOKEN = 4.0
 """What a token of an answer weighs, in tokens of a prompt."""
 _LATELY_S = 10.0
 _IN_ORDER_EVERY = 8
-_FLOOD_TIMES, _FLOOD_LEAST = 2, 8
-"""Far more: above both of so many times as much, and so many."""
 
 
 def tenant_of(sequence: Sequence) -> str:
@@ -98,7 +98,7 @@ class Tenants:
         under way, was there lately, or waits for what caches have of its prompt."""
         own = set(map(tenant_of, group))
         lightest = min(self._weights[tenant] for tenant in self._seen_s)
-        heavy = max(self._weights[tenant] for tenant in own) > _FLOOD_TIMES * lightest
+        heavy = max(self._weights[tenant] for tenant in own) > FLOOD_TIMES * lightest
         return heavy or not own.isdisjoint(self._far_above(self._seen_s))
 
     def adding(self, answers: Iterable[Sequence]) -> Callable[[Sequence], bool]:
@@ -111,8 +111,7 @@ class Tenants:
 
     def _far_above(self, tenants: Iterable[str]) -> set[str]:
         least = min((self._in_hand[tenant] for tenant in tenants), default=self._in_hand.total())
-        most = max(_FLOOD_TIMES * least, _FLOOD_LEAST)
-        return {tenant for tenant, count in self._in_hand.items() if count > most}
+        return {tenant for tenant, count in self._in_hand.items() if count > most_beside(least)}
 
     def in_step(self, answers: list[Sequence], most: int) -> list[Sequence]:
         """As `shared`, where they are of several tenants: one tenant's answers slow nobody else down."""
