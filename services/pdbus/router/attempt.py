@@ -124,17 +124,17 @@ class Attempt:
 
     @property
     def next_index(self) -> int:
-        """Of the token that is missing,"""
+        """Of the token that is missing."""
         return self._order.next_index
 
     @property
     def next_from(self) -> str:
-        """and the worker that has it: the first one is its reader's, all others decode's."""
+        """The worker that has the missing token: the first one is its reader's, all others decode's."""
         return self._reader if self.next_index == len(self.ticket.delivered) else self.pair.decode
 
     @property
     def hands_over(self) -> str | None:
-        """The worker whose part is not over before the other one's first token."""
+        """The prefill worker, while the decode worker may still wait for what it has."""
         return self.pair.prefill if self.pair.prefill in self._needed else None
 
     def begun(self, worker: str) -> bool:

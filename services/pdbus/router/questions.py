@@ -73,7 +73,7 @@ class Questions:
                     if state != "running" and begun:
                         attempt.fail(Unavailable(f"worker {worker} no longer holds the request"), worker)
                     elif (reader := attempt.hands_over) and worker != reader:
-                        worker = reader  # the other one may only be waiting for what this one has
+                        worker = reader
                         await self._missing_from(worker, missing)
                     self._quiet_s = min(2 * self._quiet_s, SILENCE_S)
                     return
