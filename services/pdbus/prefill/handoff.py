@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import random
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pdbus.backoff import backoff_s
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
 
 _ANSWER_S = 5.0
 """A decode worker grants or refuses a lease within a turn of its engine."""
-_AGAIN_S = 0.02
-"""At least so long after a refusal it asks again."""
+_AGAIN_S, _ALL_AGAIN_S = 0.02, 0.2
+"""At least so long after a refusal it asks again. An interrupted answer does just then, to be there when there is room
+and before all others; where there are many of them one does, and each within the longer time: a hundred that asked as
+often as one would keep both workers' event loops busy."""
 _SHORT = 8
 """So many times as many cached tokens as others: these are computed sooner than those are sent."""
 _FEW_CORES = 3
@@ -43,6 +46,22 @@ and the engine takes them all, it computes no sooner for what is sent meanwhile,
 theirs. All at once costs them less, too."""
 _ALIVE = 3
 """So many times within a lease something is sent."""
+
+
+class Reserving:
+    """The hand-overs of one worker that have no lease yet."""
+
+    def __init__(self) -> None:
+        self.interrupted = 0
+        """Of answers that were begun elsewhere."""
+
+    @contextlib.contextmanager
+    def one(self, interrupted: bool) -> Iterator[None]:
+        self.interrupted += interrupted
+        try:
+            yield
+        finally:
+            self.interrupted -= interrupted
 
 
 class Handoff:
@@ -99,7 +118,7 @@ class Handoff:
         record_span(Phase.KV_TRANSFER, started_ns, time.time_ns(), attributes=attributes)
 
     async def _reserve(self) -> Lease:
-        ticket, deadline = self._sequence.ticket, self._sequence.deadline
+        ticket = self._sequence.ticket
         reserve = Reserve(
             ticket.request_id,
             ticket.choice,
@@ -115,6 +134,12 @@ class Handoff:
             ticket.priority,
             ticket.interrupted,
         )
+        with self._worker.reserving.one(reserve.interrupted):
+            return await self._granted(reserve)
+
+    async def _granted(self, reserve: Reserve) -> Lease:
+        """Asks until there is room."""
+        ticket, deadline = self._sequence.ticket, self._sequence.deadline
         rng = random.Random()  # noqa: S311 - jitter
         retries = 0
         while True:
@@ -122,8 +147,11 @@ class Handoff:
             try:
                 return await self._worker.bus.call(DECODE_RESERVE(worker=self._decode_worker), reserve, ctx)
             except Overloaded:
-                retries += not reserve.interrupted  # it is to be there when there is room, and before all others
-                wait_s = _AGAIN_S + (backoff_s(retries, rng) if retries else 0.0)
+                retries += 1
+                if reserve.interrupted:
+                    wait_s = min(_AGAIN_S * self._worker.reserving.interrupted, _ALL_AGAIN_S)
+                else:
+                    wait_s = _AGAIN_S + backoff_s(retries, rng)
                 if deadline.remaining_s <= wait_s:
                     raise
                 await asyncio.sleep(wait_s)

@@ -20,6 +20,7 @@ from pdbus.messages.prefill import PrefillRun
 from pdbus.messages.workers import Accepted, Resend, ResendReply
 from pdbus.native.cores import SharedCores
 from pdbus.peers.cache import CacheRing
+from pdbus.prefill.handoff import Reserving
 from pdbus.prefill.job import PrefillJob
 from pdbus.subjects import PREFILL_RESEND, PREFILL_RUN, To
 
@@ -45,6 +46,7 @@ class PrefillWorker(Worker[PrefillJob]):
         super().__init__(bus, id, model, versions, fleet, pool, limits, MOST_JOBS)
         self.l2 = PrefixTier(ring, fleet, self.core)
         self.cores = cores
+        self.reserving = Reserving()
 
     async def prepare(self, stack: contextlib.AsyncExitStack) -> None:
         await stack.enter_async_context(self.l2)

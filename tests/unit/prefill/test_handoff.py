@@ -22,7 +22,7 @@ from pdbus.messages.decode import Lease, Reserve
 from pdbus.messages.router import TokenItem
 from pdbus.model.native_pool import NativePool
 from pdbus.native.cores import SharedCores
-from pdbus.prefill.handoff import Handoff
+from pdbus.prefill.handoff import Handoff, Reserving
 from pdbus.subjects import ANY, DECODE_RESERVE, KV
 
 FORMAT = PageFormat(layers=3, kv_heads=1, head_dim=16, dtype="int8", layout="kv3")
@@ -74,8 +74,8 @@ async def handing_over(lease: Lease, cores: SharedCores | None) -> AsyncIterator
     async with memory_bus(broker) as here, memory_bus(broker) as there:
         decode = Decode(there, lease)
         await there.bulk.listen(KV.name(worker="d", session=ANY, attempt=ANY))
-        versions = SimpleNamespace(compute_class="any")
-        worker: Any = SimpleNamespace(bus=here, pool=pool, id="p", versions=versions, cores=cores)
+        versions, reserving = SimpleNamespace(compute_class="any"), Reserving()
+        worker: Any = SimpleNamespace(bus=here, pool=pool, id="p", versions=versions, cores=cores, reserving=reserving)
         async with await there.serve(DECODE_RESERVE(worker="d"), decode.reserve):
             handoff = Handoff(worker, cast(Sequence, sequence), "d")
             running = asyncio.create_task(handoff.run())
