@@ -164,6 +164,24 @@ async def test_a_file_deleted_while_it_is_read_breaks_off_unless_all_of_it_was_s
             await w.answer()
 
 
+async def test_a_file_deleted_before_any_of_it_is_sent_is_not_there(
+    dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = FileStore.content
+
+    async def deleted_first(self: FileStore, tenant: str, id_: str) -> AsyncGenerator[bytes, None]:
+        await self.delete(tenant, id_)
+        async for piece in read(self, tenant, id_):
+            yield piece
+
+    monkeypatch.setattr(FileStore, "content", deleted_first)
+    async with dial() as w:
+        await w.head(b"GET /v1/files/%b/content" % await _stored(w, b"1234"))
+        reply = await w.answer()
+        assert (reply.status, reply.closes) == (404, False)
+        await w.goes_on(reply)
+
+
 async def _stored(w: Wire, content: bytes) -> bytes:
     """Its id."""
     part = b'--b\r\nContent-Disposition: form-data; name="%b"%b\r\n\r\n%b\r\n'
