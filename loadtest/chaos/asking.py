@@ -99,7 +99,7 @@ class HttpCaller:
     async def ask(self, question: Question, told: Told, *, stream: bool, store: bool = False) -> None:
         key, until_s, avoid, retries = f"{self.rng.getrandbits(64):x}", told.sent_s + DEADLINE_S, "", 0
         while True:
-            url, began_s = self._router(avoid), time.monotonic()
+            url, began_s = self.router(avoid), time.monotonic()
             told.begin(question.choices)
             try:
                 await self._try(url, question, told, key, until_s, stream=stream, store=store)
@@ -117,7 +117,7 @@ class HttpCaller:
                 return
             await asyncio.sleep(wait_s)
 
-    def _router(self, avoid: str) -> str:
+    def router(self, avoid: str) -> str:
         known = self.urls()
         return self.rng.choice([url for url in known if url != avoid] or list(known))
 
@@ -133,7 +133,7 @@ class HttpCaller:
         try:
             async with self.http.post(url + question.path, json=body, headers=headers, timeout=within) as reply:
                 if reply.status != 200:
-                    raise _refusal(await reply.read(), reply.headers)
+                    raise refusal(await reply.read(), reply.headers)
                 if stream:
                     await _read_events(reply, told, question.choices)
                 else:
@@ -142,7 +142,8 @@ class HttpCaller:
             raise Again(f"{type(error).__name__}: {error}") from None
 
 
-def _refusal(body: bytes, headers: Any) -> Exception:
+def refusal(body: bytes, headers: Any) -> Exception:
+    """What an answer other than 200 says."""
     try:
         error = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
@@ -160,7 +161,7 @@ async def _read_events(reply: aiohttp.ClientResponse, told: Told, choices: int) 
             continue
         event = json.loads(line[5:])
         if "error" in event:
-            raise _refusal(line[5:], {})
+            raise refusal(line[5:], {})
         for choice in event["choices"]:
             number, ids = choice["index"], choice.get("token_ids") or []
             known = told.parts[number][at[number] : at[number] + len(ids)]

@@ -16,6 +16,7 @@ from pathlib import Path
 import aiohttp
 
 from loadtest.chaos.asking import DEADLINE_S, HttpCaller, Told, ask_native
+from loadtest.chaos.jobs import ask_job
 from loadtest.chaos.judging import Judged
 from loadtest.chaos.leaks import at_rest, grown
 from loadtest.chaos.nats import cut_nats
@@ -32,12 +33,16 @@ from pdbus.tasks import cancelled
 
 MODEL = "chaos"
 _CONTEXT_TOKENS = 2048
-_COUNTS = ("--routers", "2", "--prefill", "2", "--decode", "2", "--param-servers", "2", "--cache-nodes", "2")
+_COUNTS = tuple(
+    word
+    for kind in ("routers", "prefill", "decode", "param-servers", "cache-nodes", "invalidators")
+    for word in (f"--{kind}", "2")
+)
 _ENV = {"PDBUS_KV_BYTES": str(1 << 20), "PDBUS_CACHE_BYTES": str(64 << 20), "PDBUS_DRAIN_S": "20"}
 """A pool that a few long answers fill: it has to run out now and then. Time enough, on a busy machine too, for what
 runs to end where it began when its process is told to."""
 _QUESTIONS = 24
-_NATIVE, _STREAMED = 0.35, 0.75
+_JOBS, _NATIVE, _STREAMED = 0.04, 0.35, 0.75
 _STORED = 0.25
 """Of those by HTTP: they may be answered by the result cache, and go there."""
 _AT_ONCE = 4
@@ -203,10 +208,13 @@ async def _ask_on(
         number, stream, native = rng.randrange(len(asked)), rng.random() < _STREAMED, rng.random() < _NATIVE
         store = not native and rng.random() < _STORED
         way = f"{'bus' if native else 'HTTP'} {'streamed' if stream else 'whole'}{', stored' if store else ''}"
-        told = Told(number, way, time.monotonic())
+        job = rng.random() < _JOBS
+        told = Told(number, "job" if job else way, time.monotonic())
         try:
             async with asyncio.timeout(2 * DEADLINE_S):
-                if native:
+                if job:
+                    await ask_job(here.caller, asked[number], told)
+                elif native:
                     await ask_native(here.client, asked[number], told, f"~{rng.getrandbits(64):x}", stream=stream)
                 else:
                     await here.caller.ask(asked[number], told, stream=stream, store=store)

@@ -13,6 +13,8 @@ class Reply:
     status: int
     headers: dict[str, str]
     body: bytes
+    closes: bool
+    """No further request is answered on this connection."""
 
 
 class Connection:
@@ -32,11 +34,11 @@ class Connection:
             writer.write(request)
             if ends:
                 writer.write_eof()
-            reply = await _read(reader)
+            reply = await read_reply(reader)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
-            if reply is None or ends or reply.status == 400 or reply.headers.get("connection", "") == "close":
+            if reply is None or ends or reply.closes:
                 self.close()
         return reply
 
@@ -46,19 +48,23 @@ class Connection:
             self._streams = None
 
 
-async def _read(reader: asyncio.StreamReader) -> Reply:
+async def read_reply(reader: asyncio.StreamReader) -> Reply:
+    """Raises IncompleteReadError, or ConnectionError, where it did not come whole."""
     while True:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         status = int(head[0].split(" ")[1])
         if status != 100:
             break
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
-    if status == 204 or status == 304:
-        return Reply(status, headers, b"")
-    if headers.get("transfer-encoding") == "chunked":
-        return Reply(status, headers, await _chunks(reader))
     length = headers.get("content-length")
-    return Reply(status, headers, await (reader.read(-1) if length is None else reader.readexactly(int(length))))
+    if status == 204 or status == 304:
+        body = b""
+    elif headers.get("transfer-encoding") == "chunked":
+        body = await _chunks(reader)
+    else:
+        body = await (reader.read(-1) if length is None else reader.readexactly(int(length)))
+    closes = headers.get("connection", "keep-alive" if head[0].startswith("HTTP/1.1") else "close").lower() == "close"
+    return Reply(status, headers, body, closes)
 
 
 async def _chunks(reader: asyncio.StreamReader) -> bytes:

@@ -18,7 +18,7 @@ from pdbus.errors import PdbusError
 from pdbus.router.answer import Answer
 from pdbus.router.demand import unread_demand
 from pdbus.router.frontend import Frontend
-from pdbus.router.http_body import read_body
+from pdbus.router.http_body import closing_told, read_body
 from pdbus.router.http_caller import read_caller, trace_of, unread_caller
 from pdbus.router.http_errors import describe
 from pdbus.router.http_events import events
@@ -79,6 +79,7 @@ async def serve_http(
     Raises OSError where the address can't be had, InvalidRequest for a certificate that can't be used."""
     host, port, tls = settings.http_host, settings.http_port, tls_of(settings.http_cert, settings.http_key)
     app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[errors_told, identified(identities)])
+    app.on_response_prepare.append(closing_told)
     routes = [
         web.post("/v1/chat/completions", _generate(frontend, "chat.completions")),
         web.post("/v1/completions", _generate(frontend, "completions")),

@@ -1,4 +1,5 @@
-"""The body of a request: read whole within its bounds, or refused before more of it is taken."""
+"""The body of a request: read whole within its bounds, or refused before more of it is taken; and what becomes of
+the connection then."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from pdbus.errors import InvalidRequest
 
 BODY_S = 30.0
 """How long a client may take to send a body."""
+_SOON_BYTES = 1 << 20
+"""A body as large arrives while aiohttp still takes what follows an answer (10 s)."""
 _GZIP = 16 + zlib.MAX_WBITS
 
 
@@ -38,6 +41,22 @@ async def read_body(http: web.Request) -> bytes:
     except TimeoutError:
         raise web.HTTPRequestTimeout(text=f"the body did not arrive within {BODY_S:g} s") from None
     return body if encoding == "identity" else _unzip(body, most)
+
+
+async def closing_told(http: web.Request, response: web.StreamResponse) -> None:
+    """Before the head of an answer leaves: says in it that the connection closes, where it will (RFC 9112, 9.6).
+
+    After an answer that did not wait for the body's end aiohttp takes the rest of it for a while, so that no reset
+    overtakes the answer, and closes where the end does not come. A client that keeps its connections has to know,
+    or its next request meets a closed one."""
+    if response.keep_alive and not http.content.is_eof() and not _ends_soon(http, response.status):
+        response.force_close()
+        response.headers["Connection"] = "close"  # aiohttp has written its own by now
+
+
+def _ends_soon(http: web.Request, status: int) -> bool:
+    broken = http.content.exception() is not None or status == 408
+    return not broken and http.content_length is not None and http.content_length <= _SOON_BYTES
 
 
 def _unzip(body: bytes, most: int) -> bytes:

@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument(
         "--secure", action="store_true", help="NATS lets in only who has a key (DATA/keys), each for what it needs"
     )
-    for flag in ("decode", "param-servers", "cache-nodes", "routers"):
+    for flag in ("decode", "param-servers", "cache-nodes", "invalidators", "routers"):
         kind = _count_or_none if flag == "cache-nodes" else _count
         up.add_argument(f"--{flag}", type=kind, default=1, metavar="N", help="processes (default: %(default)s)")
     _data(up)
@@ -158,6 +158,7 @@ def _up(given: argparse.Namespace, settings: StackSettings) -> int:
         routers=given.routers,
         param_servers=given.param_servers,
         cache_nodes=given.cache_nodes,
+        invalidators=given.invalidators,
         prefill=prefill,
         decode=given.decode,
         colocated=colocated,

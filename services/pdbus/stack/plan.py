@@ -38,6 +38,7 @@ class Options:
     routers: int = 1
     param_servers: int = 1
     cache_nodes: int = 1
+    invalidators: int = 1
     prefill: int = 1
     decode: int = 1
     colocated: bool = False
@@ -120,7 +121,7 @@ def processes(
         ("prefill", prefill, engine),
         ("decode", decode, engine | ({"PDBUS_COLOCATED": "1"} if options.colocated else {})),
         ("cache", options.cache_nodes, {}),
-        ("invalidator", 1, {}),
+        ("invalidator", options.invalidators, {}),
     )
     return [plan(service, n, **more) for service, count, more in counted for n in range(1, count + 1)] + [
         router(n) for n in range(1, options.routers + 1)

@@ -32,17 +32,16 @@ def test_all_six_kinds_run_each_as_its_own_module() -> None:
     assert all(plan.command == [sys.executable, "-m", f"pdbus.{plan.service}"] for plan in plans)
 
 
-@given(*[st.integers(1, 4)] * 5, st.integers(1, 64))
+@given(*[st.integers(1, 4)] * 6, st.integers(1, 64))
 def test_numbers_are_kept_ids_are_unique_and_engines_share_the_cores(
-    routers: int, servers: int, caches: int, prefill: int, decode: int, cores: int
+    routers: int, servers: int, caches: int, invalidators: int, prefill: int, decode: int, cores: int
 ) -> None:
-    options = Options(
-        "x.gguf", "m", routers=routers, param_servers=servers, cache_nodes=caches, prefill=prefill, decode=decode
-    )
+    counts = {"routers": routers, "param_servers": servers, "cache_nodes": caches, "invalidators": invalidators}
+    options = Options("x.gguf", "m", prefill=prefill, decode=decode, **counts)
     plans = _plans(options, cores)
     assert Counter(plan.service for plan in plans) == {
         "router": routers, "param_server": servers, "cache": caches,
-        "prefill": prefill, "decode": decode, "invalidator": 1,
+        "prefill": prefill, "decode": decode, "invalidator": invalidators,
     }  # fmt: skip
     for key in ("PDBUS_ID", "PDBUS_DATA"):
         assert len({plan.settings[key] for plan in plans}) == len(plans)

@@ -97,21 +97,27 @@ class HttpFiles:
         return _json(FileDeleted(id=http.match_info["id"]))
 
     async def _content(self, http: web.Request) -> web.StreamResponse:
+        """The status waits for the first piece: until then an error is an ordinary one; later the answer breaks off."""
         tenant, id_ = http[IDENTITY].tenant, http.match_info["id"]
         meta = await self._batches.file(tenant, id_)
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
         response.content_length = meta.bytes
         try:
             async with asyncio.timeout(LONGEST_DEADLINE_S), aclosing(self._batches.content(tenant, id_)) as content:
-                await response.prepare(http)
                 written = 0
                 async for piece in content:
+                    if not response.prepared:
+                        await response.prepare(http)
                     await response.write(piece)
                     written += len(piece)
+                    if written >= meta.bytes:  # whole for its client, whatever becomes of the file from here on
+                        break
                 if written != meta.bytes:
                     raise NotFound("it was deleted while it was read")
                 await response.write_eof()
         except Exception as error:
+            if not response.prepared:
+                raise
             level = logging.INFO if isinstance(error, PdbusError | TimeoutError | ConnectionError) else logging.ERROR
             log.log(level, "the content of file %s broke off: %s", meta.id, error)
             if http.transport is not None:

@@ -40,7 +40,7 @@ class Job(Struct, frozen=True, kw_only=True):
     expires_at: int
     ended_at: int | None
     tokens: int
-    """Of the answer, while it runs: those that are there so far."""
+    """Of the answer: those that are there so far."""
     metadata: dict[str, str]
     response: JobResponse | None
     """Once it is completed, or failed."""
