@@ -37,6 +37,7 @@ from pdbus.peers.cache import CacheRing
 from pdbus.subjects import ANY, DECODE_ADOPT, DECODE_PAGES, DECODE_RESEND, DECODE_RESERVE, DECODE_RUN, KV, To
 
 MOST_JOBS = 128
+"""Twice as many for some (engine/jobs.py), and all of them may come at once, from a worker that was lost."""
 MOST_LEASES = 24
 """Each is a bulk stream under way; their frames together have to stay within what the bus may buffer."""
 
@@ -94,7 +95,7 @@ class DecodeWorker(Worker[DecodeJob | LocalJob]):
         await self.bus.bulk.listen(KV.name(worker=self.id, session=ANY, attempt=ANY))
         return [
             await self.bus.serve(DECODE_RESERVE(worker=self.id), self.reserve),
-            await self.bus.serve(DECODE_RUN(worker=self.id), self.take_run),
+            await self.bus.serve(DECODE_RUN(worker=self.id), self.take_run, limit=2 * MOST_JOBS),
             await self.bus.serve(DECODE_ADOPT(worker=self.id), self.guests.adopt),
         ]
 

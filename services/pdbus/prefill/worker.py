@@ -25,6 +25,7 @@ from pdbus.prefill.job import PrefillJob
 from pdbus.subjects import PREFILL_RESEND, PREFILL_RUN, To
 
 MOST_JOBS = 72
+"""Twice as many for some (engine/jobs.py), and all of them may come at once, from a worker that was lost."""
 
 
 class PrefillWorker(Worker[PrefillJob]):
@@ -56,9 +57,7 @@ class PrefillWorker(Worker[PrefillJob]):
         return PREFILL_RESEND(worker=self.id)
 
     async def serve(self) -> list[Registration[Any, Any]]:
-        return [
-            await self.bus.serve(PREFILL_RUN(worker=self.id), self.take_run),
-        ]
+        return [await self.bus.serve(PREFILL_RUN(worker=self.id), self.take_run, limit=2 * MOST_JOBS)]
 
     def kept(self) -> dict[str, int]:
         return super().kept() | {"pages_to_write": self.l2.to_write}

@@ -124,6 +124,16 @@ async def test_resends(workers: Rig) -> None:
         assert (other.state, other.items) == ("unknown", ())
 
 
+async def test_as_many_as_it_has_places_for_may_come_at_once(workers: Rig) -> None:
+    """As they do where another worker is lost."""
+    router = workers.router
+    tickets = [router.ticket(prompt_of(20)) for _ in range(MOST_JOBS)]
+    await asyncio.gather(*map(router.run_decode, tickets))
+    assert len(workers.decode.jobs) == MOST_JOBS
+    await asyncio.gather(*map(router.cancel, tickets))
+    await workers.until_idle()
+
+
 async def test_routers_may_ask_for_all_answers_at_once(workers: Rig) -> None:
     """As they do where a frame is lost that had something of each."""
     to = DECODE_RESEND(worker=workers.router.decode)
