@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from loadtest.fuzz.noise import INTEGERS, Messages, blob, damaged, leaf, spoiled
+from loadtest.fuzz.noise import INTEGERS, Messages, damaged, leaf, spoiled
 from loadtest.fuzz.packing import pack
+from loadtest.fuzz.parts import Part, send_parts, spoiled_parts
 from pdbus.bus.bus import Bus, memory_bus
 from pdbus.bus.codec import decode, encode
 from pdbus.bus.memory import MemoryBroker
 from pdbus.bus.transport import Raw
 from pdbus.canonical import content_digest
-from pdbus.context import Deadline, RequestContext
+from pdbus.context import RequestContext
 from pdbus.errors import PdbusError
 from pdbus.messages.bulk import BlockHead, CacheHead
 from pdbus.messages.cache import CacheFound, CacheGet, CacheGetReply, CachePut, CachePutReply
@@ -40,7 +40,7 @@ _VALUE, _MATERIAL, _ROOT = b"abcdefgh" * 8, b"made of", bytes(32)
 _KEYS = tuple(bytes([at]) * 32 for at in range(3))
 _PARTS = 4
 _WIRE_INTEGERS = [number for number in INTEGERS if -(1 << 63) <= number < 1 << 63]
-Part = tuple[Any, bytes]
+_HEADS = CacheHead(0), BlockHead(0)
 
 
 class Peers:
@@ -163,7 +163,9 @@ class Peers:
         data = damaged(rng, pack(whole)) if rng.random() < 0.1 else pack(whole)
         self._liar.transport.send(raw.reply, data)
         if to:
-            task = asyncio.get_running_loop().create_task(self._send(to, _wrong(rng, parts)))
+            numbers = type(parts[0][0]).__slots__ if parts else ()
+            lied = spoiled_parts(rng, parts, _HEADS, numbers, _WIRE_INTEGERS)
+            task = asyncio.get_running_loop().create_task(self._send(to, lied))
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
 
@@ -172,29 +174,7 @@ class Peers:
 
     async def _send(self, to: str, parts: list[Part]) -> None:
         with suppress(PdbusError):
-            async with self._liar.bulk.send(to, Deadline.after(_PATIENCE_S)) as out:
-                for head, body in parts:
-                    await out.item(head, body)
-
-
-def _wrong(rng: Random, parts: list[Part]) -> list[Part]:
-    if not parts or rng.random() < 0.3:
-        return parts
-    at = rng.randrange(len(parts))
-    head, body = parts[at]
-    match rng.randrange(6):
-        case 0:
-            return parts[:at] + parts[at + 1 :]
-        case 1:
-            return [*parts, parts[at]]
-        case 2:
-            return rng.sample(parts, len(parts))
-        case 3:
-            return [*parts[:at], (head, rng.choice((body[:-1], body * 2, b"", blob(rng)))), *parts[at + 1 :]]
-        case 4:
-            return [*parts[:at], (rng.choice((CacheHead(0), BlockHead(0))), body), *parts[at + 1 :]]
-    name = rng.choice(type(head).__slots__)
-    return [*parts[:at], (replace(head, **{name: rng.choice(_WIRE_INTEGERS)}), body), *parts[at + 1 :]]
+            await send_parts(self._liar, to, parts, _PATIENCE_S)
 
 
 @asynccontextmanager

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import zstandard
 
 from loadtest.fuzz.noise import INTEGERS, blob, damaged, integer
+from loadtest.fuzz.parts import Part, send_parts, spoiled_parts
 from loadtest.fuzz.subjects import complete
 from loadtest.fuzz.twin import MODEL
 from pdbus.bus.codec import encode
 from pdbus.canonical import content_digest
 from pdbus.checksum import crc32
-from pdbus.context import Deadline, RequestContext
+from pdbus.context import RequestContext
 from pdbus.errors import PdbusError
 from pdbus.kv.format import PageFormat
 from pdbus.kv.prefix import tokens_digest
@@ -42,7 +43,7 @@ _TX_S = 300.0
 _BASE = bytes(range(256)) * 4
 _PROMPT = (1, 2, 3)
 _FOREIGN_IDS = (-1, 1 << 20, 1 << 31, 1 << 62)
-Part = tuple[Any, bytes]
+_HEADS = CacheHead(0), StagedHead(0), KvHead(1, bytes(32), 0, 0, 1)
 
 
 class Streams:
@@ -105,7 +106,7 @@ class Streams:
         whole = encode(final)
         parts.append((KvHead(1, ticket.root, KV_FINAL, 3, 0), damaged(rng, whole) if rng.random() < 0.1 else whole))
         to = KV.name(worker=card.id, session=ticket.session, attempt="1")
-        await self._send(to, _spoiled(rng, parts, ("layer", "layers", "start", "tokens", "attempt")), ctx)
+        await self._send(rng, to, parts, ("layer", "layers", "start", "tokens", "attempt"))
         return True
 
     async def _blocks(self, rng: Random) -> bool:
@@ -130,7 +131,7 @@ class Streams:
         if reply.stream:
             wanted = [part for part, have in zip(parts, reply.have, strict=True) if not have]
             to = TRANSFER.name(address=reply.address, stream=reply.stream)
-            await self._send(to, _spoiled(rng, wanted, ("index", "unpacked")), ctx)
+            await self._send(rng, to, wanted, ("index", "unpacked"))
         prepare = Prepare(self._tx, tuple(block.digest for block in blocks), self._tx_until_ns)
         return not (await self._bus.call(WEIGHTS_PREPARE(model=MODEL, server=server), prepare, ctx)).missing
 
@@ -148,36 +149,11 @@ class Streams:
         to = TRANSFER.name(address=reply.address, stream=reply.stream)
         value = rng.randbytes(16) * (size // 16) + bytes(size % 16)
         parts: list[Part] = [(CacheHead(0), value)]
-        await self._send(to, _spoiled(rng, parts, ("index", "count", "part", "parts")), ctx)
+        await self._send(rng, to, parts, ("index", "count", "part", "parts"))
         return True
 
-    async def _send(self, subject: str, parts: list[Part], ctx: RequestContext) -> None:
-        async with self._bus.bulk.send(subject, Deadline.after(_PATIENCE_S)) as out:
-            for head, body in parts:
-                await out.item(head, body)
-
-
-def _spoiled(rng: Random, parts: list[Part], numbers: tuple[str, ...]) -> list[Part]:
-    """A part gone, twice, before another, of another length, or with another number in its head; or all as it was."""
-    parts = list(parts)
-    if not parts or rng.random() < 0.3:
-        return parts
-    at = rng.randrange(len(parts))
-    head, body = parts[at]
-    match rng.randrange(6):
-        case 0:
-            del parts[at]
-        case 1:
-            parts.insert(at, parts[at])
-        case 2:
-            rng.shuffle(parts)
-        case 3:
-            parts[at] = head, rng.choice((body[:-1], body + b"x", b"", body * 2, rng.randbytes(len(body))))
-        case 4:
-            parts[at] = replace(head, **{rng.choice(numbers): rng.choice(INTEGERS)}), body
-        case _:
-            parts[at] = rng.choice((CacheHead(0), StagedHead(0), KvHead(1, bytes(32), 0, 0, 1))), body
-    return parts
+    async def _send(self, rng: Random, subject: str, parts: list[Part], numbers: tuple[str, ...]) -> None:
+        await send_parts(self._bus, subject, spoiled_parts(rng, parts, _HEADS, numbers, INTEGERS), _PATIENCE_S)
 
 
 def _one_of(rng: Random, fields: dict[str, Any]) -> dict[str, Any]:
