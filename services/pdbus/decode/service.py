@@ -31,7 +31,7 @@ class DecodeService(EngineService[DecodeSettings]):
             *common,
             ring,
             swap,
-            shared_cores(settings.cores_file) if settings.cores_file else None,
+            shared_cores(settings.cores_file),
             colocated=settings.colocated,
             snapshot_tokens=settings.snapshot_tokens,
         )

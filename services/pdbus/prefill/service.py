@@ -40,9 +40,8 @@ class PrefillService(EngineService[PrefillSettings]):
     async def make_worker(self, pool: PagePool, limits: Limits, stack: contextlib.AsyncExitStack) -> PrefillWorker:
         ring = await stack.enter_async_context(CacheRing(self.bus, self.fleet, replicas=1))
         settings = self.settings
-        cores = shared_cores(settings.cores_file) if settings.cores_file else None
         common = (self.bus, settings.id, settings.model, self.versions, self.fleet, pool, limits)
-        return PrefillWorker(*common, ring, cores)
+        return PrefillWorker(*common, ring, shared_cores(settings.cores_file))
 
     def load(self) -> Load:
         return self._encoder.load() if self._encoder else super().load()

@@ -68,8 +68,10 @@ class SharedCores:
     """The same for all whose ledger it is, and for nobody else."""
 
 
-def shared_cores(path: Path) -> SharedCores:
-    """Raises InvalidRequest where `path` is no ledger."""
+def shared_cores(path: Path | None) -> SharedCores | None:
+    """None without a ledger. Raises InvalidRequest where `path` is none."""
+    if path is None:
+        return None
     fd = _open(path)
     try:
         return _read_header(fd, path)

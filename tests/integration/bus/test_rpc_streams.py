@@ -129,15 +129,20 @@ async def test_a_caller_whose_process_died_closes_the_generator(
         await closed.wait()
 
 
+async def _one_frame(bus_pair: BusPair, name: str, stop: str) -> None:
+    """All that who is asked there ever sends; it would hear at `stop` that nobody reads."""
+    server = bus_pair.server.transport
+    await server.subscribe(
+        name, lambda raw: server.send(raw.reply, encode(InferReply({})), reply=stop, headers={"pd-seq": "0"})
+    )
+
+
 async def test_a_silent_sender_is_given_up(bus_pair: BusPair, unique: Unique, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its subject is there, and nothing comes."""
     monkeypatch.setattr(streams, "LONGEST_SILENCE_S", 0.1)
-    to, server = INFER(model=unique("m")), bus_pair.server.transport
-    await server.subscribe("_INBOX.hangs.1", lambda raw: None)
-    await server.subscribe(
-        to.name,
-        lambda raw: server.send(raw.reply, encode(InferReply({})), reply="_INBOX.hangs.1", headers={"pd-seq": "0"}),
-    )
+    to = INFER(model=unique("m"))
+    await bus_pair.server.transport.subscribe("_INBOX.hangs.1", lambda raw: None)
+    await _one_frame(bus_pair, to.name, stop="_INBOX.hangs.1")
     async with bus_pair.client.stream(to, ASK_STREAM, soon(60)) as replies:
         assert await anext(replies) == InferReply({})
         with pytest.raises(Unavailable, match="silent"):
@@ -196,13 +201,9 @@ async def test_a_sender_that_died_is_not_waited_for(
     """Long before its silence would be enough."""
     monkeypatch.setattr(streams, "LONGEST_SILENCE_S", 600.0)
     monkeypatch.setattr(streams, "QUIET_S", 0.01)
-    to, server = INFER(model=unique("m")), bus_pair.server.transport
+    to = INFER(model=unique("m"))
     # Frames with a reply subject to which nobody subscribes are all that a dead process leaves.
-    sequence = {"pd-seq": "0"}
-    await server.subscribe(
-        to.name,
-        lambda raw: server.send(raw.reply, encode(InferReply({})), reply="_INBOX.dead.1", headers=sequence),
-    )
+    await _one_frame(bus_pair, to.name, stop="_INBOX.dead.1")
     async with asyncio.timeout(30), bus_pair.client.stream(to, ASK_STREAM, soon(600)) as replies:
         assert await anext(replies) == InferReply({})
         with pytest.raises(Unavailable, match="nobody serves"):
